@@ -57,7 +57,7 @@ def test_a_file_that_is_not_there_is_a_problem_and_is_not_created(cli, tmp_path)
 
 
 def test_distributions_of_different_versions_are_a_problem(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda name: "0.0.1" if name == "latchwork-workflows" else None)
+    monkeypatch.setattr(doctor, "_get_version", lambda name: "0.0.1" if name == "latchwork-workflows" else None)
     found = {each.check: each for each in doctor.check_distributions()}
     assert found["latchwork-workflows"].verdict == "problem"
     assert found["latchwork-workflows"].remedy == f"pip install latchwork-workflows=={latchwork.__version__}"
@@ -76,12 +76,12 @@ def test_a_clock_that_differs_and_a_version_that_is_not_supported_are_found():
     assert "NTP" in skew.remedy
     assert doctor._compare_clocks(995.0, 1000.0, 1000.2).verdict == "warning"
     assert doctor._compare_clocks(1005.0, 1000.0, 1010.0).verdict == "ok"  # the answer took so long
-    assert doctor._server_version(ServerInfo("3.5.9", "3.6")).verdict == "problem"
-    assert doctor._server_version(ServerInfo("3.10.0-beta", "3.6")).verdict == "ok"
+    assert doctor._check_server_version(ServerInfo("3.5.9", "3.6")).verdict == "problem"
+    assert doctor._check_server_version(ServerInfo("3.10.0-beta", "3.6")).verdict == "ok"
 
 
 def test_an_account_without_rights_is_told_what_to_give_it():
-    found = doctor._failed("write and watch", PermissionDenied("account 'a' may not write"))
+    found = doctor._create_failure("write and watch", PermissionDenied("account 'a' may not write"))
     assert (found.verdict, "rights" in found.remedy) == ("problem", True)
 
 

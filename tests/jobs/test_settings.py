@@ -370,15 +370,15 @@ def test_a_grace_set_for_the_cluster_is_cut_to_what_the_ttls_of_a_node_allow(
     node = cluster.node(memory, "n1", cluster.endless(), session_ttl_s=session_ttl_s, lock_ttl_s=lock_ttl_s)
     control = Control(memory)
     control.change_cluster(disconnect_grace_s=15.0)
-    eventually(lambda: node._worker._margin_s() == lock_ttl_s - longest_s)
+    eventually(lambda: node._worker._get_stop_margin_s() == lock_ttl_s - longest_s)
     control.change_cluster(debounce_s=0.05)
     eventually(lambda: node._settings.now.cluster.debounce_s == 0.05)
     assert caplog.text.count(f"disconnect_grace_s is 15, but the TTLs of this node allow {longest_s:g}") == 1
     control.change_cluster(disconnect_grace_s=1.0)
-    eventually(lambda: node._worker._margin_s() == lock_ttl_s - 1.0)
+    eventually(lambda: node._worker._get_stop_margin_s() == lock_ttl_s - 1.0)
 
 
 def test_a_grace_set_before_a_node_starts_is_cut_too(memory, cluster):
     Control(memory).change_cluster(disconnect_grace_s=15.0)
     node = cluster.node(memory, "n1", cluster.endless(), session_ttl_s=2.0, lock_ttl_s=20.0)
-    assert node._worker._margin_s() == 18.0
+    assert node._worker._get_stop_margin_s() == 18.0

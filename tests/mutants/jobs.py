@@ -98,9 +98,9 @@ DEFECTS = (
         "Cron",
         "a start of unknown outcome counts as written",
         "jobs/cron_progress.py",
-        "                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.record):\n",
+        "                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._is_owner_gone(own.record):\n",
         "                if isinstance(error, OutcomeUnknown):\n                    return\n"
-        "                if attempt == 2 or self._owner_is_gone(own.record):\n",
+        "                if attempt == 2 or self._is_owner_gone(own.record):\n",
         id_of("jobs/cron_progress", "a_start_that_may_land_yet_does_not_start"),
     ),
     Defect(

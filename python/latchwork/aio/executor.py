@@ -127,7 +127,7 @@ class AsyncExecutor(AsyncWrapper):
             The future of its result. With the target ``All()``, the result is a dictionary from members to results.
         """
         if isinstance(self._of._options.target, executor.All):  # noqa: SLF001 - of the wrapped object
-            return cast("TaskFuture[T]", asyncio.ensure_future(self._for_all(fn, args, kwargs)))
+            return cast("TaskFuture[T]", asyncio.ensure_future(self._submit_to_all(fn, args, kwargs)))
         with acting_for(None):  # the executor has threads of its own
             return TaskFuture(self._of.submit(fn, *args, **kwargs))
 
@@ -159,7 +159,7 @@ class AsyncExecutor(AsyncWrapper):
         if buffersize is not None and (type(buffersize) is not int or buffersize < 1):
             raise ValueError(f"buffersize must be None or a whole number from 1, not {buffersize!r}")
         calls = zip(*iterables, strict=False)
-        return self._mapped(partial(self.submit, fn), calls, timeout, buffersize)
+        return self._iterate_results(partial(self.submit, fn), calls, timeout, buffersize)
 
     async def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
         """Submit a call and return its value. The task is canceled after the timeout, or when this call is canceled.
@@ -191,7 +191,7 @@ class AsyncExecutor(AsyncWrapper):
         if not futures:
             raise ValueError("first needs at least one call")
         try:
-            one = asyncio.ensure_future(_first_of(futures))
+            one = asyncio.ensure_future(_await_first(futures))
             return await self._within(one, timeout_s, f"none of {len(futures)} calls succeeded")
         finally:
             for future in futures:
@@ -207,7 +207,7 @@ class AsyncExecutor(AsyncWrapper):
         """
         await run_in_thread(partial(self._of.shutdown, wait, cancel_futures=cancel_futures))
 
-    async def _for_all(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _submit_to_all(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         whole = await run_in_thread(partial(self._of.submit, fn, *args, **kwargs), _cancel_all)
         parts = [wrap_async(part) for part in whole.parts.values()]
         try:
@@ -219,7 +219,7 @@ class AsyncExecutor(AsyncWrapper):
                 part.cancelled() or part.exception()  # mark as retrieved: the whole raises them as one
         return await asyncio.wrap_future(whole)
 
-    async def _mapped(
+    async def _iterate_results(
         self, submit: Callable[..., asyncio.Future[T]], calls: Any, timeout_s: float | None, buffersize: int | None
     ) -> AsyncIterator[T]:
         loop, turn = asyncio.get_running_loop(), LoopTurn()
@@ -260,18 +260,18 @@ class AsyncExecutor(AsyncWrapper):
             future.cancel()
 
 
-async def _first_of(futures: Sequence[asyncio.Future[Any]]) -> Any:
+async def _await_first(futures: Sequence[asyncio.Future[Any]]) -> Any:
     left: set[asyncio.Future[Any]] = set(futures)
     while left:
         done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
         for future in done:
             if not future.cancelled() and future.exception() is None:
                 return future.result()
-    errors = tuple(_error_of(future) for future in futures)
+    errors = tuple(_get_error(future) for future in futures)
     raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
 
 
-def _error_of(future: asyncio.Future[Any]) -> BaseException:
+def _get_error(future: asyncio.Future[Any]) -> BaseException:
     return asyncio.CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
 
 

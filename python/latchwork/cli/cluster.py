@@ -65,7 +65,7 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[str]:
         context: Context of the command.
         incomplete: Beginning of the word.
     """
-    return _complete(context, incomplete, _jobs)
+    return _complete_ids(context, incomplete, _list_job_ids)
 
 
 def complete_node_ids(context: typer.Context, incomplete: str) -> list[str]:
@@ -75,21 +75,21 @@ def complete_node_ids(context: typer.Context, incomplete: str) -> list[str]:
         context: Context of the command.
         incomplete: Beginning of the word.
     """
-    return _complete(context, incomplete, _nodes)
+    return _complete_ids(context, incomplete, _list_node_ids)
 
 
-def _jobs(store: Store) -> Iterable[str]:
+def _list_job_ids(store: Store) -> Iterable[str]:
     state = inspect(store)
     known = () if state is None else (job.job_id for job in state.jobs())
     return {*known, *Control(store).settings().jobs}
 
 
-def _nodes(store: Store) -> Iterable[str]:
+def _list_node_ids(store: Store) -> Iterable[str]:
     state = inspect(store)
     return () if state is None else {*state.nodes, *state.maintenance}
 
 
-def _complete(context: typer.Context, incomplete: str, find: Callable[[Store], Iterable[str]]) -> list[str]:
+def _complete_ids(context: typer.Context, incomplete: str, find: Callable[[Store], Iterable[str]]) -> list[str]:
     try:
         with open_store(context.params.get("url"), timeout_s=_LOOK_S) as store:
             found = sorted(find(store))

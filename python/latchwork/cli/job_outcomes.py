@@ -50,13 +50,13 @@ def describe_failure(job: JobState) -> str:
 def to_json(job: JobState) -> dict[str, Any]:
     """Return the times and failures of a job's runs as a JSON document."""
     return {
-        "last_start": _moment(job.last_start_s),
-        "last_success": _moment(job.last_success_s),
+        "last_start": _format_time(job.last_start_s),
+        "last_success": _format_time(job.last_success_s),
         "last_error": None if job.last_error is None else convert_error(job.last_error),
         "failing_items": job.failing_items,
         "consecutive_failures": job.consecutive_failures,
         "failing": [convert_error(each) for each in job.failing],
-        "next_start": _moment(job.next_start_s),
+        "next_start": _format_time(job.next_start_s),
     }
 
 
@@ -67,5 +67,5 @@ def convert_error(error: RunError) -> dict[str, Any]:
     return {**found, "at": utc_text(at_s)}
 
 
-def _moment(at_s: float | None) -> str | None:
+def _format_time(at_s: float | None) -> str | None:
     return None if at_s is None else utc_text(at_s)

@@ -114,9 +114,13 @@ def answer_worker_request(system: str, node: Probed, path: str, name: str | None
         name: A label of its metrics; None for no label.
     """
     if path in {"/healthz", "/readyz"}:
-        return _health_answer(node, is_readiness=path == "/readyz")
+        return _answer_health(node, is_readiness=path == "/readyz")
     if path == "/metrics":
-        return HTTPStatus.OK, METRICS_TYPE, (_worker_metrics(system, node, name) + format_process_metrics()).encode()
+        return (
+            HTTPStatus.OK,
+            METRICS_TYPE,
+            (_format_worker_metrics(system, node, name) + format_process_metrics()).encode(),
+        )
     return UNKNOWN_PATH
 
 
@@ -150,7 +154,7 @@ def format_process_metrics() -> str:
     return generate_latest().decode()
 
 
-def _health_answer(node: Probed, *, is_readiness: bool) -> tuple[int, str, bytes]:
+def _answer_health(node: Probed, *, is_readiness: bool) -> tuple[int, str, bytes]:
     health = node.health()
     is_refusing = is_readiness and health.is_draining
     body: dict[str, Any] = {
@@ -165,7 +169,7 @@ def _health_answer(node: Probed, *, is_readiness: bool) -> tuple[int, str, bytes
     return format_health(body)
 
 
-def _worker_metrics(system: str, node: Probed, name: str | None) -> str:
+def _format_worker_metrics(system: str, node: Probed, name: str | None) -> str:
     prefix, health = f"latchwork_{system}", node.health()
     labels = "" if name is None else f'{{name="{name}"}}'  # a key has no character to escape
     found = [
@@ -222,7 +226,7 @@ def serve_probes(what: str, host: str, port: int | None, answer_to: Answer) -> I
         yield None
         return
     try:
-        server = ThreadingHTTPServer((host, port), _handler(answer_to))
+        server = ThreadingHTTPServer((host, port), _create_handler(answer_to))
     except OSError as error:
         raise UsageError(f"port {port} of {host} cannot be served: {error}; give another --probe-port") from error
     server.daemon_threads = True
@@ -246,7 +250,7 @@ def answer_node_request(node: JobManager, path: str, unready_after: int | None =
         unready_after: `/readyz` fails after this many consecutive failures of one item. None: never.
     """
     if path in {"/healthz", "/readyz"}:
-        body = _health(node)
+        body = _get_health(node)
         if path == "/readyz" and unready_after is not None:
             failing = [
                 f"job {job} fails, {each.consecutive_failures} runs in a row: {each.last_error}"
@@ -264,7 +268,7 @@ def answer_node_request(node: JobManager, path: str, unready_after: int | None =
     return UNKNOWN_PATH
 
 
-def _health(node: JobManager) -> dict[str, Any]:
+def _get_health(node: JobManager) -> dict[str, Any]:
     health = node.health()
     return {
         "ok": health.ok,
@@ -274,11 +278,11 @@ def _health(node: JobManager) -> dict[str, Any]:
         "session": health.session,
         "session_remaining_s": round(health.session_remaining_s, 3),
         "lock_margin_s": None if health.lock_margin_s is None else round(health.lock_margin_s, 3),
-        "jobs": {job: _stats(each) for job, each in node.stats().jobs.items()},
+        "jobs": {job: _get_stats(each) for job, each in node.stats().jobs.items()},
     }
 
 
-def _stats(stats: JobStats) -> dict[str, Any]:
+def _get_stats(stats: JobStats) -> dict[str, Any]:
     moments = {"last_start": stats.last_start_s, "last_success": stats.last_success_s,
                "last_failure": stats.last_failure_s, "next_start": stats.next_start_s}  # fmt: skip
     return {
@@ -289,7 +293,7 @@ def _stats(stats: JobStats) -> dict[str, Any]:
     }
 
 
-def _handler(answer_to: Answer) -> type[BaseHTTPRequestHandler]:
+def _create_handler(answer_to: Answer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _CLIENT_TIMEOUT_S
 

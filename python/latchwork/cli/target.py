@@ -36,8 +36,8 @@ def load_jobs(target: str) -> list[Job]:
         UsageError: There is no such module or attribute, or it neither is nor returns jobs.
         TargetFailed: The module or the function raised an exception.
     """
-    found = _find(target)
-    return _as_jobs(_call(found, target) if callable(found) and not isinstance(found, Job) else found, target)
+    found = _import_attribute(target)
+    return _as_jobs(_call_target(found, target) if callable(found) and not isinstance(found, Job) else found, target)
 
 
 def load_strategy(target: str) -> Strategy:
@@ -50,25 +50,25 @@ def load_strategy(target: str) -> Strategy:
         UsageError: There is no such module or attribute, or it neither is nor returns a strategy.
         TargetFailed: The module or the function raised an exception.
     """
-    found = _find(target)
+    found = _import_attribute(target)
     if callable(found) and (isinstance(found, type) or not hasattr(found, "assign")):
-        found = _call(found, target, "a strategy")
+        found = _call_target(found, target, "a strategy")
     if not isinstance(getattr(found, "name", None), str) or not callable(getattr(found, "assign", None)):
-        given = _article(type(found).__name__)
+        given = _get_article(type(found).__name__)
         raise UsageError(
             f"{target} gives {given}, which is no strategy; give an object that has name and assign(problem)"
         )
     return cast("Strategy", found)
 
 
-def _find(target: str) -> object:
+def _import_attribute(target: str) -> object:
     name, colon, attribute = target.partition(":")
     parts = [*name.split("."), *attribute.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
         raise UsageError(
             f"target {target!r} is not module:attribute; write for example jobs:report for report in jobs.py"
         )
-    return _attribute(import_module(name), name, attribute)
+    return _get_attribute(import_module(name), name, attribute)
 
 
 def import_module(name: str) -> ModuleType:
@@ -96,7 +96,7 @@ def import_module(name: str) -> ModuleType:
         ) from error
 
 
-def _attribute(module: ModuleType, name: str, path: str) -> object:
+def _get_attribute(module: ModuleType, name: str, path: str) -> object:
     found: object = module
     for part in path.split("."):
         if not hasattr(found, part):
@@ -107,7 +107,7 @@ def _attribute(module: ModuleType, name: str, path: str) -> object:
     return found
 
 
-def _call(function: object, target: str, what: str = "jobs") -> object:
+def _call_target(function: object, target: str, what: str = "jobs") -> object:
     try:
         return function()  # type: ignore[operator]
     except (KeyboardInterrupt, Terminated):
@@ -125,12 +125,12 @@ def _as_jobs(found: object, target: str) -> list[Job]:
     jobs: list[Job] = []
     for job in found if listed and isinstance(found, Iterable) else [found]:
         if not isinstance(job, Job):
-            raise UsageError(f"{target} gives {_article(type(job).__name__)}; {_REMEDY}")
+            raise UsageError(f"{target} gives {_get_article(type(job).__name__)}; {_REMEDY}")
         jobs.append(job)
     return jobs
 
 
-def _article(name: str) -> str:
+def _get_article(name: str) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 

@@ -348,7 +348,7 @@ class CronProgress:
         state = record.encode_state(uuid.uuid4().hex)
         try:
             done = self._store.commit(
-                self._checks(record), [Create(key, state), Create(f"{key}/items", record.encode_items())]
+                self._build_checks(record), [Create(key, state), Create(f"{key}/items", record.encode_items())]
             )
             entry = done.entries[0]
         except (Conflict, OutcomeUnknown) as error:
@@ -407,7 +407,7 @@ class CronProgress:
         state = own.record.encode_state(uuid.uuid4().hex)
         for attempt in (1, 2):
             try:
-                done = self._store.commit([*self._checks(own.record), At(own.entry)], [Put(key, state)])
+                done = self._store.commit([*self._build_checks(own.record), At(own.entry)], [Put(key, state)])
                 own.entry = done.entries[0]
             except (Conflict, OutcomeUnknown) as error:
                 found = self._store.get(key)
@@ -418,7 +418,7 @@ class CronProgress:
                 own.entry = found
                 if found.value == state:
                     return
-                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.record):
+                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._is_owner_gone(own.record):
                     raise self._build_write_error(own.record, error) from error
             else:
                 return
@@ -445,10 +445,10 @@ class CronProgress:
         own.fired = {item: fired.after_end() if own.fired[item].running is None else fired for item, fired in stored}
         return True
 
-    def _checks(self, record: ProgressRecord) -> list[Check]:
+    def _build_checks(self, record: ProgressRecord) -> list[Check]:
         return [Exists(f"{keys.OWNERS}/{record.owner}"), *self._also]
 
-    def _owner_is_gone(self, record: ProgressRecord) -> bool:
+    def _is_owner_gone(self, record: ProgressRecord) -> bool:
         return self._store.get(f"{keys.OWNERS}/{record.owner}") is None
 
     def _build_write_error(self, record: ProgressRecord, error: LatchworkError) -> LatchworkError:

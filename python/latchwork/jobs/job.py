@@ -27,7 +27,7 @@ _CHANGEABLE = frozenset(each.name for each in get_option_rows(JobRows))
 WorkPool = Callable[[], Iterable[str]] | Sequence[str]
 
 
-def _no_fence(item: str) -> Fence:
+def _raise_lock_lost(item: str) -> Fence:
     msg = f"no lock protects item {item!r} in this context; construct it with `fence=` to test code that needs one"
     raise LockLost(msg)
 
@@ -46,7 +46,7 @@ class JobContext:
         job_id: str = "job",
         node_id: str = "node",
         remaining_s: Callable[[], float] = lambda: math.inf,
-        fence: Callable[[str], Fence] = _no_fence,
+        fence: Callable[[str], Fence] = _raise_lock_lost,
         store: Store | None = None,
         clock: Clock = SYSTEM_CLOCK,
         fire_time_s: float | None = None,
@@ -281,7 +281,7 @@ class Job:
 
         Callable from any thread, also before the nodes start.
         """
-        self._tell("pool")
+        self._notify_listeners("pool")
 
     def change(self, **options: Any) -> None:
         """Change options of this job in this process while the job runs. If the job is waiting for its next run, the
@@ -301,7 +301,7 @@ class Job:
         vars(changed).update(options)
         changed.validate()
         vars(self).update({name: getattr(changed, name) for name in options})
-        self._tell("options")
+        self._notify_listeners("options")
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Register a listener for changes of this job. For the job manager.
@@ -320,7 +320,7 @@ class Job:
 
         return end
 
-    def _tell(self, what: str) -> None:
+    def _notify_listeners(self, what: str) -> None:
         for listener in list(vars(self).get("_listeners", ())):
             listener(what)
 

@@ -114,10 +114,10 @@ class _NodeGauges(GaugeCollector):
                 lambda stats: stats.next_start_s,
             ),
         }
-        families = {name: _gauge(name, text, "job") for name, (text, _) in by_job.items()}
-        manager = _gauge("is_manager", "1 on the node that manages the cluster.")
-        healthy = _gauge("healthy", "1 while the node is healthy.")
-        margin = _gauge("lock_margin_seconds", "Time for which the locks surely last; absent without locks.")
+        families = {name: _create_gauge(name, text, "job") for name, (text, _) in by_job.items()}
+        manager = _create_gauge("is_manager", "1 on the node that manages the cluster.")
+        healthy = _create_gauge("healthy", "1 while the node is healthy.")
+        margin = _create_gauge("lock_margin_seconds", "Time for which the locks surely last; absent without locks.")
         for node_id, node in nodes.items():
             stats, health = node.stats(), node.health()
             manager.add_metric([node_id], stats.is_manager)
@@ -129,13 +129,13 @@ class _NodeGauges(GaugeCollector):
                     found = value(each)
                     if found is not None:
                         families[name].add_metric([node_id, job], found)
-        sizes = _gauge("pool_items", "Items in the work pool as last read.", "job")
+        sizes = _create_gauge("pool_items", "Items in the work pool as last read.", "job")
         for key, items in pools.items():
             sizes.add_metric(list(key), items)
         yield from (*families.values(), manager, healthy, margin, sizes)
 
 
-def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
+def _create_gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"latchwork_{name}", what, labels=["node", *labels])
 
 

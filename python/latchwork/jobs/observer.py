@@ -216,11 +216,11 @@ class EventLog(Observer):
 
     def started(self, node_id: str, seconds: float) -> None:
         """Log the event ``node_started``."""
-        _write(logging.INFO, "node_started", node=node_id, seconds=seconds)
+        _log_event(logging.INFO, "node_started", node=node_id, seconds=seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
         """Log the event ``node_closed``."""
-        _write(logging.INFO, "node_closed", node=node_id, seconds=seconds)
+        _log_event(logging.INFO, "node_closed", node=node_id, seconds=seconds)
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
@@ -231,32 +231,32 @@ class EventLog(Observer):
             "items": len(info.items),
             "fire_time_s": info.fire_time_s,
         }
-        _write(logging.DEBUG, "run_started", **about, lag_s=info.lag_s)
+        _log_event(logging.DEBUG, "run_started", **about, lag_s=info.lag_s)
         began = time.perf_counter()
         try:
             yield
         except BaseException as error:
             took_s = time.perf_counter() - began
-            _write(logging.ERROR, "run_failed", raised=error, **about, seconds=took_s, error=type(error).__name__)
+            _log_event(logging.ERROR, "run_failed", raised=error, **about, seconds=took_s, error=type(error).__name__)
             raise
-        _write(logging.DEBUG, "run_ended", **about, seconds=time.perf_counter() - began)
+        _log_event(logging.DEBUG, "run_ended", **about, seconds=time.perf_counter() - began)
 
     def rebalanced(self, info: RebalanceInfo) -> None:
         """Log the event ``rebalanced`` or ``rebalance_failed``; nothing if no share had to be written."""
         about: dict[str, Any] = {"node": info.node, "seconds": info.seconds, "shares": info.shares, "moves": info.moves}
         if info.error is not None:
-            _write(logging.WARNING, "rebalance_failed", **about, error=type(info.error).__name__)
+            _log_event(logging.WARNING, "rebalance_failed", **about, error=type(info.error).__name__)
         elif info.shares:
-            _write(logging.INFO, "rebalanced", **about)
+            _log_event(logging.INFO, "rebalanced", **about)
 
     def pool_read(self, info: PoolInfo) -> None:
         """Log the event ``pool_read`` or ``pool_read_failed``."""
         failed = info.items is None
         level, event = (logging.WARNING, "pool_read_failed") if failed else (logging.DEBUG, "pool_read")
-        _write(level, event, node=info.node, job=info.job, seconds=info.seconds, items=info.items)
+        _log_event(level, event, node=info.node, job=info.job, seconds=info.seconds, items=info.items)
 
 
-def _write(level: int, event: str, *, raised: BaseException | None = None, **figures: Any) -> None:
+def _log_event(level: int, event: str, *, raised: BaseException | None = None, **figures: Any) -> None:
     if log.isEnabledFor(level):
         shown = {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
         shown = {name: value for name, value in shown.items() if value is not None}

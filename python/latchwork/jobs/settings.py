@@ -336,7 +336,7 @@ class LiveSettings:
             Unavailable: The store did not answer.
         """
         self._mirror = store.mirror(SETTINGS)
-        self._adopt(self._mirror.snapshot().values())
+        self._apply_entries(self._mirror.snapshot().values())
         self._schedules.clear()  # nothing has run yet, so the stored settings count from the start
         self._mirror.on_change(lambda _batch: self._reread())
 
@@ -350,16 +350,16 @@ class LiveSettings:
     def _reread(self) -> None:
         assert self._mirror is not None
         before = self.now
-        self._adopt(self._mirror.snapshot().values())
+        self._apply_entries(self._mirror.snapshot().values())
         found = self.now
         if found == before:
             return
         for job_id in self._jobs:
             if before.is_enabled(job_id) != found.is_enabled(job_id):
                 log.info("job %s is now %s", job_id, "enabled" if found.is_enabled(job_id) else "disabled")
-        self._tell()
+        self._notify_listeners()
 
-    def _adopt(self, entries: Iterable[Entry]) -> None:
+    def _apply_entries(self, entries: Iterable[Entry]) -> None:
         self.now = self._limit_grace_period(self._reader.read(entries))
         self.node = self._code.with_settings(self.now.cluster)
 
@@ -381,9 +381,9 @@ class LiveSettings:
 
     def _on_job_change(self, what: str) -> None:
         if what == "options":
-            self._tell()
+            self._notify_listeners()
 
-    def _tell(self) -> None:
+    def _notify_listeners(self) -> None:
         for job_id in self._jobs:
             self.options(job_id)  # records the time of the change now
         for listener in list(self._listeners):

@@ -120,9 +120,9 @@ class Blobs:
                 f"a value has {len(data):,} bytes, and at most {self.max_bytes:,} are stored; "
                 "put it elsewhere, and pass its address"
             )
-        ref = BlobRef(_segment(owner), uuid.uuid4().hex, len(data), _digest(data))
+        ref = BlobRef(_segment(owner), uuid.uuid4().hex, len(data), _compute_digest(data))
         try:
-            for number, key in enumerate(self._keys(ref)):
+            for number, key in enumerate(self._list_keys(ref)):
                 await ask(self._store.put, key, data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
         except BaseException:
             self.delete_soon(ref)
@@ -140,17 +140,17 @@ class Blobs:
         """
         if ref.size > self.max_bytes:
             raise PayloadTooLarge(f"a value has {ref.size:,} bytes, and at most {self.max_bytes:,} are read here")
-        keys, parts = self._keys(ref), []
+        keys, parts = self._list_keys(ref), []
         for first in range(0, len(keys), _TOGETHER):
             for entry in await ask(self._store.get_many, keys[first : first + _TOGETHER]):
                 if entry is None:
                     raise BadRecord(
-                        f"{self._path(ref)} has lost a part: its record was deleted, or somebody deleted it"
+                        f"{self._build_path(ref)} has lost a part: its record was deleted, or somebody deleted it"
                     )
                 parts.append(entry.value)
         data = b"".join(parts)
-        if len(data) != ref.size or _digest(data) != ref.digest:
-            raise BadRecord(f"{self._path(ref)} is not what was written: somebody else wrote to its keys")
+        if len(data) != ref.size or _compute_digest(data) != ref.digest:
+            raise BadRecord(f"{self._build_path(ref)} is not what was written: somebody else wrote to its keys")
         return data
 
     def delete_ops(self, ref: BlobRef) -> list[Op]:
@@ -159,12 +159,12 @@ class Blobs:
         Args:
             ref: Reference to the value.
         """
-        return [Delete(key) for key in self._keys(ref)]
+        return [Delete(key) for key in self._list_keys(ref)]
 
     @driven
     async def delete(self, ref: BlobRef) -> None:
         """Delete a value now. To delete its record in the same transaction, use ``delete_ops``."""
-        await ask(self._store.delete_tree, self._path(ref))
+        await ask(self._store.delete_tree, self._build_path(ref))
 
     def delete_soon(self, ref: BlobRef) -> None:
         """Delete a value in the background, with retries until the store closes. No record may refer to it. Never
@@ -189,11 +189,11 @@ class Blobs:
             await ask(self._store.delete_tree, f"{self.name}/{owner}")
         return gone
 
-    def _path(self, ref: BlobRef) -> str:
+    def _build_path(self, ref: BlobRef) -> str:
         return f"{self.name}/{ref.owner}/{ref.id}"
 
-    def _keys(self, ref: BlobRef) -> list[str]:
-        return [f"{self._path(ref)}/{number:04}" for number in range(ref.chunk_count)]
+    def _list_keys(self, ref: BlobRef) -> list[str]:
+        return [f"{self._build_path(ref)}/{number:04}" for number in range(ref.chunk_count)]
 
     async def _try_delete_unreferenced(self, ref: BlobRef, backoff: Backoff, *, is_last: bool = False) -> float | None:
         """Try once to delete a value to which no record refers. Runs in the cleanup thread of the store.
@@ -209,11 +209,11 @@ class Blobs:
             Seconds until the next attempt; None if no further attempt is needed.
         """
         try:
-            await ask(self._store.delete_tree, self._path(ref))
+            await ask(self._store.delete_tree, self._build_path(ref))
         except _FATAL as error:
-            _log.info("%s is left until its owner is swept: %s", self._path(ref), error)
+            _log.info("%s is left until its owner is swept: %s", self._build_path(ref), error)
         except LatchworkError as error:
-            _log.info("%s is not deleted yet: %s", self._path(ref), error)
+            _log.info("%s is not deleted yet: %s", self._build_path(ref), error)
             return backoff.next_s()
         else:
             if not is_last:
@@ -228,5 +228,5 @@ def _segment(name: str) -> str:
     return name
 
 
-def _digest(data: bytes) -> str:
+def _compute_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGEST]

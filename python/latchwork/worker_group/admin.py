@@ -87,14 +87,14 @@ def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> Gr
     live = tuple(sorted(int(name) for name in store.children(run.leases) if name.isdecimal()))
     barriers = []
     for name in store.children(run.barriers_prefix(status.epoch)):
-        state = _barrier(store, run.barrier_key(status.epoch, name))
+        state = _read_barrier(store, run.barrier_key(status.epoch, name))
         if state is not None:
             barriers.append((name, state))
     members = tuple(read_members(store.list(run.members)))
     return GroupDetails(status, members, live, tuple(barriers), find_master(store, group, namespace=namespace))
 
 
-def _barrier(store: Store, name: str) -> BarrierState | None:
+def _read_barrier(store: Store, name: str) -> BarrierState | None:
     try:
         return barrier_state(store, name)
     except BadRecord:

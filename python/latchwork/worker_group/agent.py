@@ -281,7 +281,7 @@ class AgentSlot:
             self._group,
             run=self._run_id,
             key=self._spec.worker_key(self._number),
-            info=self._info(),
+            info=self._build_info(),
             namespace=self._namespace,
             session=self._session,
             replace=replace_live,
@@ -297,7 +297,7 @@ class AgentSlot:
                 old.close()  # its lease is ours now, so closing it does not leave the group
         self._update_state(rank=info.rank, restarts=info.restarts, epoch=worker.epoch)
 
-    def _info(self, **ports: int) -> WorkerInfo:
+    def _build_info(self, **ports: int) -> WorkerInfo:
         return WorkerInfo(ip=self._spec.address, node=self._spec.host, ports=ports)
 
     def _run_until_complete(self) -> None:
@@ -332,7 +332,7 @@ class AgentSlot:
         self._release_port()
         self._port = socket.socket()
         self._port.bind(("", 0))
-        worker.update_info(self._info(**{MASTER_PORT: self._port.getsockname()[1]}))
+        worker.update_info(self._build_info(**{MASTER_PORT: self._port.getsockname()[1]}))
 
     def _release_port(self) -> None:
         if self._port is not None:

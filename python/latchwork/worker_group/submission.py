@@ -127,7 +127,7 @@ class GroupHandle:
         """
         entry = await ask(self._store.get, self._keys.record)
         record = decode_record_or_none(entry, self.run)
-        return await self._ended() if record is None else await self._status(record)
+        return await self._read_final_status() if record is None else await self._read_status(record)
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> GroupStatus:
@@ -146,9 +146,9 @@ class GroupHandle:
                     batch = await steps_of(watch.next)(deadline.left_s())
                     record = decode_record_or_none(batch[-1].entry if batch else None, self.run)
                     if record is None:
-                        return await self._ended()
+                        return await self._read_final_status()
                     if record.is_final:
-                        return await self._status(record)
+                        return await self._read_status(record)
             except WaitTimeout:
                 raise WaitTimeout(f"group {self.name!r} is still running after {timeout_s:.3g} s") from None
 
@@ -174,11 +174,11 @@ class GroupHandle:
             if n == workers:
                 return
             if workers > n:
-                await self._try(transactions.build_scale_up_txn(snapshot, workers))
+                await self._try_commit(transactions.build_scale_up_txn(snapshot, workers))
                 continue
             least = max(workers, n - transactions.MAX_REMOVED)
             members = await ask(self._store.list, self._keys.members)
-            await self._try(transactions.build_scale_down_txn(snapshot, least, members))
+            await self._try_commit(transactions.build_scale_down_txn(snapshot, least, members))
 
     @driven
     async def terminate(self, why: str = "it was terminated") -> None:
@@ -189,7 +189,7 @@ class GroupHandle:
         """
         backoff = Backoff()
         while (snapshot := await self._snapshot()) is not None:
-            if await self._try(transactions.build_terminate_txn(snapshot, why)):
+            if await self._try_commit(transactions.build_terminate_txn(snapshot, why)):
                 break
             await Pause(self._store.clock, Signal(), backoff.next_s())
         await ask(self._store.delete_tree, self._keys.prefix)
@@ -200,14 +200,14 @@ class GroupHandle:
             return None
         return GroupSnapshot(self._keys, entry, time.time())
 
-    async def _try(self, txn: GroupTxn) -> bool:
+    async def _try_commit(self, txn: GroupTxn) -> bool:
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
             return False
         return True
 
-    async def _status(self, record: GroupRecord) -> GroupStatus:
+    async def _read_status(self, record: GroupRecord) -> GroupStatus:
         epoch = await ask(self._store.get, self._keys.epoch)
         members = read_members(await ask(self._store.list, self._keys.members))
         names = await ask(self._store.children, self._keys.leases)
@@ -239,7 +239,7 @@ class GroupHandle:
         init = Barrier(self._store, name, parties=1, member_id="status", per_generation=True)
         return (await steps_of(init.check)())[0]
 
-    async def _ended(self) -> GroupStatus:
+    async def _read_final_status(self) -> GroupStatus:
         record = decode_record_or_none(await ask(self._store.get, self._keys.group.ended), self.run)
         if record is None:
             raise WrongRun(f"run {self.run} of group {self.name!r} no longer exists, nor its final record")

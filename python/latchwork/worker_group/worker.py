@@ -60,7 +60,7 @@ async def run_until_complete(
                 if not is_first:
                     await core.count_execution()
                 is_first = False
-                result = await _run(core, call)
+                result = await _call_user_function(core, call)
                 if final_barrier:
                     await core.wait_at_final_barrier()
             await core.complete()
@@ -70,7 +70,7 @@ async def run_until_complete(
             return result
 
 
-async def _run(core: WorkerCore, call: Callable[[], T]) -> T:
+async def _call_user_function(core: WorkerCore, call: Callable[[], T]) -> T:
     try:
         return await call_user_function(call)
     except BaseException as error:

@@ -20,7 +20,7 @@ def backends(*, as_json: Json = False) -> None:
     """
     found = installed_specs()
     specs = [spec for spec in found.values() if isinstance(spec, SchemeSpec)]
-    print_list("backends", specs, _row, plain=_plain, empty="no backends are installed", as_json=as_json)
+    print_list("backends", specs, _format_row, plain=_to_json, empty="no backends are installed", as_json=as_json)
     if not as_json:
         for problem in found.values():
             if isinstance(problem, str):
@@ -45,11 +45,11 @@ def format_capabilities(capabilities: Capabilities) -> dict[str, str]:
     }
 
 
-def _row(spec: SchemeSpec) -> dict[str, str]:
+def _format_row(spec: SchemeSpec) -> dict[str, str]:
     return {"scheme": ", ".join(spec.schemes), **format_capabilities(spec.capabilities)}
 
 
-def _plain(spec: SchemeSpec) -> dict[str, object]:
+def _to_json(spec: SchemeSpec) -> dict[str, object]:
     declared = dataclasses.asdict(spec.capabilities)
     declared["max_ttl_s"] = None if spec.capabilities.max_ttl_s == inf else spec.capabilities.max_ttl_s
     return {"schemes": list(spec.schemes), "extra": spec.extra, **declared}

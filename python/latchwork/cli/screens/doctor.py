@@ -79,7 +79,7 @@ def doctor(*, url: Url = None, as_json: Json = False) -> None:
     if as_json:
         say_json({"findings": [asdict(each) for each in findings]})
     else:
-        show(Grid(_row(each) for each in findings))
+        show(Grid(_format_row(each) for each in findings))
         if not url:
             say("add --url URL to check a store as well")
     if any(each.verdict == "problem" for each in findings):
@@ -101,7 +101,7 @@ def check_distributions() -> list[Finding]:
     own = latchwork.__version__
     found = [Finding("latchwork", "ok", own)]
     for name in ("latchwork-workflows", "latchwork-testkit"):
-        version = _version(name)
+        version = _get_version(name)
         if version is not None and version != own:
             found.append(Finding(name, "problem", version, f"pip install {name}=={own}"))
         elif version is not None:
@@ -125,7 +125,7 @@ def check_extras() -> list[Finding]:
         if isinstance(spec, str):
             found.append(Finding(f"backend {scheme}", "problem", spec, "update or uninstall the package that adds it"))
         elif spec.extra is not None:
-            found.append(_extra(scheme, spec.extra))
+            found.append(_check_extra(scheme, spec.extra))
     return found
 
 
@@ -152,14 +152,14 @@ def check_store(url: str) -> list[Finding]:
         try:
             opened = open_store(url, of_cluster=False)
         except LatchworkError as error:
-            return [_failed("connect", error)]
+            return [_create_failure("connect", error)]
         with opened:
-            found.append(Finding("connect", "ok", f"{opened.url} in {_ms(time.monotonic() - began)}"))
-            for name, check in (("read", _read), ("session", _session), ("write and watch", _write)):
+            found.append(Finding("connect", "ok", f"{opened.url} in {_format_ms(time.monotonic() - began)}"))
+            for name, check in (("read", _check_read), ("session", _check_session), ("write and watch", _check_write)):
                 try:
                     found.append(check(opened))
                 except LatchworkError as error:
-                    found.append(_failed(name, error))
+                    found.append(_create_failure(name, error))
         parsed = parse_url(url)
         found += _check_server(parsed)
     spec = find_spec(parsed.scheme)
@@ -173,7 +173,7 @@ def check_store(url: str) -> list[Finding]:
     ]
 
 
-def _failed(check: str, error: LatchworkError) -> Finding:
+def _create_failure(check: str, error: LatchworkError) -> Finding:
     remedy = ""
     if isinstance(error, PermissionDenied):
         remedy = "give the account the rights that the page about TLS and accounts lists"
@@ -194,7 +194,7 @@ def _check_server(url: StoreURL) -> list[Finding]:
             backend.close()
     except LatchworkError as error:
         return [Finding("server version", "warning", reason(error), "let the account ask, or check the server itself")]
-    found = [_server_version(info)]
+    found = [_check_server_version(info)]
     if info.usage:
         found.append(Finding("server limits", "warning" if info.remedy else "ok", info.usage, info.remedy))
     if info.wall_clock_s is not None:
@@ -202,10 +202,10 @@ def _check_server(url: StoreURL) -> list[Finding]:
     return found
 
 
-def _server_version(info: ServerInfo) -> Finding:
+def _check_server_version(info: ServerInfo) -> Finding:
     if not info.version:
         return Finding("server version", "ok", "the server does not say")
-    if _numbers(info.version) < _numbers(info.least_version):
+    if _parse_version(info.version) < _parse_version(info.least_version):
         remedy = f"upgrade to {info.least_version} or newer"
         return Finding("server version", "problem", f"{info.version} is not supported", remedy)
     return Finding("server version", "ok", info.version)
@@ -238,7 +238,7 @@ def _check_disk(path: Path) -> Finding:
     return Finding("disk", "ok", detail)
 
 
-def _read(opened: Store) -> Finding:
+def _check_read(opened: Store) -> Finding:
     times = []
     for _ in range(_SAMPLES):
         began = time.monotonic()
@@ -247,16 +247,16 @@ def _read(opened: Store) -> Finding:
     median_s = statistics.median(times)
     if median_s > _SLOW_S:
         remedy = "locks and queues take several round trips; raise session_ttl_s and use a nearer server"
-        return Finding("read", "warning", f"round trip {_ms(median_s)}", remedy)
-    return Finding("read", "ok", f"round trip {_ms(median_s)} (median of {_SAMPLES})")
+        return Finding("read", "warning", f"round trip {_format_ms(median_s)}", remedy)
+    return Finding("read", "ok", f"round trip {_format_ms(median_s)} (median of {_SAMPLES})")
 
 
-def _session(opened: Store) -> Finding:
+def _check_session(opened: Store) -> Finding:
     session = opened.session
     return Finding("session", "ok", f"TTL {session.ttl_s:g} s")
 
 
-def _write(opened: Store) -> Finding:
+def _check_write(opened: Store) -> Finding:
     key, seen = f"doctor/{uuid.uuid4().hex}", threading.Event()
     with opened.watch(key) as watch:
         watch.next(timeout_s=_WATCH_TIMEOUT_S)
@@ -272,10 +272,12 @@ def _write(opened: Store) -> Finding:
     if not was_seen:
         remedy = "a proxy may hold back the server's events; connect without it"
         return Finding("write and watch", "problem", f"no event within {_WATCH_TIMEOUT_S:g} s of a write", remedy)
-    return Finding("write and watch", "ok", f"written in {_ms(took_s)}, seen by a watch after {_ms(seen_s)}")
+    return Finding(
+        "write and watch", "ok", f"written in {_format_ms(took_s)}, seen by a watch after {_format_ms(seen_s)}"
+    )
 
 
-def _extra(scheme: str, extra: str) -> Finding:
+def _check_extra(scheme: str, extra: str) -> Finding:
     libraries = _find_libraries(extra)
     missing = [name for name, version in libraries.items() if version is None]
     if missing:
@@ -301,11 +303,11 @@ def _find_libraries(extra: str) -> dict[str, str | None]:
         needed = _EXTRA.search(line)
         if needed is not None and needed["extra"] == extra:
             name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
-            found[name] = _version(name)
+            found[name] = _get_version(name)
     return found
 
 
-def _version(name: str) -> str | None:
+def _get_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -329,13 +331,13 @@ def _collect_warnings() -> Iterator[list[str]]:
         log.removeHandler(collector)
 
 
-def _row(each: Finding) -> dict[str, str]:
+def _format_row(each: Finding) -> dict[str, str]:
     return {"check": each.check, "": each.verdict, "found": each.detail, "what to do": each.remedy}
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
-def _ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"

@@ -34,34 +34,37 @@ from latchwork.store import Store
 _MOST_SHOWN = 200
 
 
-def _lock(store: Store, name: str) -> dict[str, Any]:
+def _describe_lock(store: Store, name: str) -> dict[str, Any]:
     with closing(Lock(store, name)) as lock:
         holder = lock.holder()
-        return {"holders": [] if holder is None else [_ticket(holder)], "waiters": _tickets(lock.waiters())}
-
-
-def _rwlock(store: Store, name: str) -> dict[str, Any]:
-    with closing(ReadWriteLock(store, name)) as lock:
-        holders = [{**_ticket(each), "mode": str(each.body.get("mode", "?"))} for each in lock.holders()]
-        waiters = [{**_ticket(each), "mode": str(each.body.get("mode", "?"))} for each in lock.waiters()]
-    return {"holders": holders, "waiters": waiters}
-
-
-def _semaphore(store: Store, name: str) -> dict[str, Any]:
-    with closing(Semaphore(store, name)) as semaphore:
         return {
-            "leases": semaphore.size(),
-            "holders": _tickets(semaphore.holders()),
-            "waiters": _tickets(semaphore.waiters()),
+            "holders": [] if holder is None else [_describe_ticket(holder)],
+            "waiters": _describe_tickets(lock.waiters()),
         }
 
 
-def _latch(store: Store, name: str) -> dict[str, Any]:
+def _describe_rwlock(store: Store, name: str) -> dict[str, Any]:
+    with closing(ReadWriteLock(store, name)) as lock:
+        holders = [{**_describe_ticket(each), "mode": str(each.body.get("mode", "?"))} for each in lock.holders()]
+        waiters = [{**_describe_ticket(each), "mode": str(each.body.get("mode", "?"))} for each in lock.waiters()]
+    return {"holders": holders, "waiters": waiters}
+
+
+def _describe_semaphore(store: Store, name: str) -> dict[str, Any]:
+    with closing(Semaphore(store, name)) as semaphore:
+        return {
+            "leases": semaphore.size(),
+            "holders": _describe_tickets(semaphore.holders()),
+            "waiters": _describe_tickets(semaphore.waiters()),
+        }
+
+
+def _describe_latch(store: Store, name: str) -> dict[str, Any]:
     latch = LeaderLatch(store, name, node_id="-")  # it looks, and never stands
     return {"candidates": [{"node": each.node_id, "token": each.token} for each in latch.candidates()]}
 
 
-def _election(store: Store, name: str) -> dict[str, Any]:
+def _describe_election(store: Store, name: str) -> dict[str, Any]:
     with closing(Election(store, name, node_id="-")) as election:
         found = election.candidates()
     return {
@@ -69,7 +72,7 @@ def _election(store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def _once(store: Store, name: str) -> dict[str, Any]:
+def _describe_once(store: Store, name: str) -> dict[str, Any]:
     with closing(Once(store, name)) as once:
         try:
             result, failure = once.outcome(), None
@@ -80,12 +83,12 @@ def _once(store: Store, name: str) -> dict[str, Any]:
             "outcome": "failed" if failure else "none yet" if result is None else "done",
             "result": None if result is None else _format_text(result),
             "failure": failure,
-            "runner": [] if runner is None else [_ticket(runner)],
-            "waiters": _tickets(once.waiters()),
+            "runner": [] if runner is None else [_describe_ticket(runner)],
+            "waiters": _describe_tickets(once.waiters()),
         }
 
 
-def _persistent(store: Store, name: str) -> dict[str, Any]:
+def _describe_persistent_lock(store: Store, name: str) -> dict[str, Any]:
     found = next((each for each in lock_states(store) if each.name == name), None)
     if found is None or found.holder is None:
         return {"holders": []}
@@ -93,17 +96,17 @@ def _persistent(store: Store, name: str) -> dict[str, Any]:
     return {"holders": [{"label": who.label, "host": who.host, "pid": who.pid, "token": found.token}]}
 
 
-def _queue(store: Store, name: str) -> dict[str, Any]:
+def _describe_queue(store: Store, name: str) -> dict[str, Any]:
     with closing(Queue(store, name)) as queue:
         return {
             "items": queue.size(),
-            "claims": [{"item": item, **_ticket(each)} for item, each in sorted(queue.claims().items())],
-            "takers": _tickets(queue.takers()),
+            "claims": [{"item": item, **_describe_ticket(each)} for item, each in sorted(queue.claims().items())],
+            "takers": _describe_tickets(queue.takers()),
             "dead_letters": len(queue.dead_letters()),
         }
 
 
-def _work_queue(store: Store, name: str) -> dict[str, Any]:
+def _describe_work_queue(store: Store, name: str) -> dict[str, Any]:
     with closing(WorkQueue(store, name)) as queue:
         partitions = queue.partitions()
         takers = {partition: queue.takers(partition) for partition in partitions}
@@ -112,7 +115,7 @@ def _work_queue(store: Store, name: str) -> dict[str, Any]:
                 {"partition": partition, "items": queue.size(partition), "takers": len(takers[partition])}
                 for partition in partitions
             ],
-            "claims": [{"item": item, **_ticket(each)} for item, each in queue.claims().items()],
+            "claims": [{"item": item, **_describe_ticket(each)} for item, each in queue.claims().items()],
             "dead_letters": [
                 {"letter": each.letter, "item": each.path, "attempts": each.attempts, "why": each.why}
                 for each in queue.dead_letters()
@@ -120,7 +123,7 @@ def _work_queue(store: Store, name: str) -> dict[str, Any]:
         }
 
 
-def _group(store: Store, name: str) -> dict[str, Any]:
+def _describe_group(store: Store, name: str) -> dict[str, Any]:
     with closing(Group(store, name)) as found:
         return {
             "members": [
@@ -131,17 +134,17 @@ def _group(store: Store, name: str) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[Store, str], dict[str, Any]]] = {
-    "lock": _lock,
-    "rwlock": _rwlock,
-    "persistent-lock": _persistent,
-    "semaphore": _semaphore,
-    "latch": _latch,
-    "election": _election,
-    "once": _once,
-    "queue": _queue,
-    "work-queue": _work_queue,
+    "lock": _describe_lock,
+    "rwlock": _describe_rwlock,
+    "persistent-lock": _describe_persistent_lock,
+    "semaphore": _describe_semaphore,
+    "latch": _describe_latch,
+    "election": _describe_election,
+    "once": _describe_once,
+    "queue": _describe_queue,
+    "work-queue": _describe_work_queue,
     "counter": lambda store, name: {"value": Counter(store, name).value()},
-    "group": _group,
+    "group": _describe_group,
 }
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the primitive.")]
@@ -185,7 +188,7 @@ def reset(name: Name, *, url: Url = None) -> None:
     """Reset a `Once`: delete its outcome and its starts, so that the next `run` runs it again."""
     try:
         with open_store(url, of_cluster=False) as store, closing(Once(store, name)) as once:
-            before = _once(store, name)["outcome"]
+            before = _describe_once(store, name)["outcome"]
             once.reset()
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -206,11 +209,11 @@ def forget(name: Name, *, url: Url = None) -> None:
 once_app = group("Actions that run once in a cluster.", reset=reset)
 
 
-def _tickets(found: Iterable[Ticket]) -> list[dict[str, Any]]:
-    return [_ticket(each) for each in found]
+def _describe_tickets(found: Iterable[Ticket]) -> list[dict[str, Any]]:
+    return [_describe_ticket(each) for each in found]
 
 
-def _ticket(found: Ticket) -> dict[str, Any]:
+def _describe_ticket(found: Ticket) -> dict[str, Any]:
     return {"label": found.label, "host": found.host, "pid": found.pid, "token": found.token}
 
 

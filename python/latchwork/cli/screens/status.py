@@ -134,10 +134,10 @@ def _screen_parts(state: ClusterState | None, most: int | None) -> list[Renderab
     waiting = ", ".join(state.candidates[1:])
     found: list[RenderableType] = [
         Line(f"manager: {state.manager or 'none'}" + (f"; next: {waiting}" if waiting else "")),
-        _nodes(state) if state.nodes else Line("no running nodes", "yellow"),
+        _build_node_table(state) if state.nodes else Line("no running nodes", "yellow"),
     ]
     for job in state.jobs():
-        found += ["", *_job(job, most)]
+        found += ["", *_describe_job(job, most)]
     gone = [
         f"{record.node} ({record.state})" for record in state.maintenance.values() if record.node not in state.nodes
     ]
@@ -145,10 +145,10 @@ def _screen_parts(state: ClusterState | None, most: int | None) -> list[Renderab
         found.append(Line(f"not running, but drained or to be restarted: {', '.join(gone)}", "yellow"))
     if state.leftovers:
         found.append(Line(f"gone, share not yet reassigned: {', '.join(state.leftovers)}", "yellow"))
-    return [*found, "", *_locks(state)]
+    return [*found, "", *_describe_locks(state)]
 
 
-def _job(job: JobState, most: int | None) -> list[Line]:
+def _describe_job(job: JobState, most: int | None) -> list[Line]:
     active = f"{job.active_items:,} running" if job.is_running else "none running for longer than a second"
     found = [
         Line(f"job {job.job_id}: {counted(job.items, 'item')}, {len(job.locked):,} locked to run, {active}", "bold")
@@ -160,7 +160,7 @@ def _job(job: JobState, most: int | None) -> list[Line]:
         by_node.setdefault(node, []).append(item)
     for node, items in sorted(by_node.items()):
         found.append(Line(f"  {node}: {counted(len(items), 'item')}: {join_first(items, most)}"))
-    found += [Line(f"  running at {each.node}: {_run(each, most)}", "green") for each in job.active]
+    found += [Line(f"  running at {each.node}: {_describe_runs(each, most)}", "green") for each in job.active]
     if unassigned := job.items - len(job.assigned):
         found.append(Line(f"  {counted(unassigned, 'item')} not assigned", "yellow"))
     moving = [f"{item} ({holder})" for item, holder in job.locked.items() if job.assigned.get(item) != holder]
@@ -169,7 +169,7 @@ def _job(job: JobState, most: int | None) -> list[Line]:
     return found
 
 
-def _locks(state: ClusterState) -> list[Line]:
+def _describe_locks(state: ClusterState) -> list[Line]:
     """Return a line for each owner of locks with the number of its locks. Locks of dead nodes and of other programs are
     counted separately.
     """
@@ -180,26 +180,28 @@ def _locks(state: ClusterState) -> list[Line]:
             (held if state.is_holder_running(lock) else left)[holder.label] += 1
         else:
             others[f"{holder.host}:{holder.pid}"] += 1
-    found = [Line(f"locks held: {held.total():,}{_owners(held)}")]
+    found = [Line(f"locks held: {held.total():,}{_describe_owners(held)}")]
     if others:
-        found.append(Line(f"locks of processes that are no nodes: {others.total():,}{_owners(others)}"))
+        found.append(Line(f"locks of processes that are no nodes: {others.total():,}{_describe_owners(others)}"))
     if left:
         when = "they run out by themselves"
-        found.append(Line(f"locks left by holders that are gone: {left.total():,}{_owners(left)}; {when}", "yellow"))
+        found.append(
+            Line(f"locks left by holders that are gone: {left.total():,}{_describe_owners(left)}; {when}", "yellow")
+        )
     return found
 
 
-def _owners(count: Counter[str]) -> str:
+def _describe_owners(count: Counter[str]) -> str:
     owners = ", ".join(f"{label} {number:,}" for label, number in sorted(count.items()))
     return f" ({owners})" if owners else ""
 
 
-def _run(each: ActiveRuns, most: int | None) -> str:
+def _describe_runs(each: ActiveRuns, most: int | None) -> str:
     rest = f", {each.items - len(each.named):,} not named" if len(each.named) < each.items else ""
     return f"{counted(each.items, 'item')} since {utc_text(each.since_s)}: {join_first(each.named, most)}{rest}"
 
 
-def _nodes(state: ClusterState) -> Grid:
+def _build_node_table(state: ClusterState) -> Grid:
     rows = []
     for node in state.nodes.values():
         member = node.member

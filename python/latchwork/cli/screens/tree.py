@@ -55,9 +55,9 @@ def tree(
     """
     with open_store(url, of_cluster=False) as store:
         if as_json:
-            _print_json(_entries(store, prefix), values=values)
+            _print_json(_read_entries(store, prefix), values=values)
             return
-        entries = list(_entries(store, prefix))
+        entries = list(_read_entries(store, prefix))
         size = sum(len(entry.value) for entry in entries)
         count = f"{counted(len(entries), 'key')}, {counted(size, 'byte')}"
         shown_tree = build_tree(store.url, prefix, entries, values=values)
@@ -76,7 +76,7 @@ def build_tree(url: str, prefix: str, entries: Sequence[Entry], *, values: bool)
     root = Tree(styled(f"{url}{' ' + prefix if prefix else ''}", "bold"))
     branches = {prefix: root}
     for entry in sorted(entries, key=lambda entry: entry.key.split("/")):
-        parent = root if entry.key == prefix else _branch(branches, prefix, entry.key.rpartition("/")[0])
+        parent = root if entry.key == prefix else _get_branch(branches, prefix, entry.key.rpartition("/")[0])
         label = styled(entry.key.rpartition("/")[2])
         label.append(f"  {len(entry.value):,} B", style="cyan")
         if entry.owner is not None:
@@ -118,19 +118,19 @@ def _mask_members(value: object) -> object:
     return [_mask_members(part) for part in value] if isinstance(value, list) else value
 
 
-def _branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
+def _get_branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
     if key in branches or key == "":
         return branches.get(key, branches[prefix])
-    parent = _branch(branches, prefix, key.rpartition("/")[0])
+    parent = _get_branch(branches, prefix, key.rpartition("/")[0])
     branches[key] = parent.add(styled(key.rpartition("/")[2], "bold"))
     return branches[key]
 
 
-def _entries(store: Store, prefix: str) -> Iterator[Entry]:
+def _read_entries(store: Store, prefix: str) -> Iterator[Entry]:
     """Generate the entries at and below a prefix, read in pages."""
     if prefix == "":  # a listing of the root leaves the systems out
         for name in SYSTEMS:
-            yield from _entries(store, f"@{name}")
+            yield from _read_entries(store, f"@{name}")
     elif (own := store.get(prefix)) is not None:
         yield own
     last: str | None = None

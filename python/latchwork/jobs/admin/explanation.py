@@ -87,18 +87,20 @@ def explain_item(
             + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
         )
     if not able and view.unmet_labels:
-        sentences.append(f"no running node can run job {job}: {_lacking(view)}")
+        sentences.append(f"no running node can run job {job}: {_describe_missing_labels(view)}")
     if not settings.is_enabled(job):
-        sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
-    sentences += _place(state, job, able, assigned) if item in pool or assigned else []
+        sentences.append(
+            f"job {job} is disabled: {_describe_switch(settings, job)}; its items keep their nodes and do not run"
+        )
+    sentences += _describe_placement(state, job, able, assigned) if item in pool or assigned else []
     strategy = state.strategies.get(job, state.strategies.get("*"))
     choice = _explain_placement(state, strategy, job, item) if strategy and assigned in able and item in pool else None
     if choice is not None:
-        sentences.append(_strategy_sentence(choice, assigned))
-    sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
+        sentences.append(_describe_strategy_choice(choice, assigned))
+    sentences += _describe_lock(state, assigned, lock, enabled=settings.is_enabled(job))
     sentences += _describe_run_history(view, item)
     if fired is not None:
-        sentences.append(_progress(fired))
+        sentences.append(_describe_cron_progress(fired))
         if now_s is not None and (ahead_s := fired.ahead_s(now_s)):
             sentences.append(describe_future_progress(job, ahead_s))
     return ItemExplanation(
@@ -115,7 +117,7 @@ def explain_item(
     )
 
 
-def _lacking(view: JobState) -> str:
+def _describe_missing_labels(view: JobState) -> str:
     return ", ".join(
         f"{node} has it, but not the label{'s' if len(missing) > 1 else ''} "
         + ", ".join(f"{name}={value}" for name, value in sorted(missing.items()))
@@ -123,20 +125,24 @@ def _lacking(view: JobState) -> str:
     )
 
 
-def _switch(settings: Settings, job: str) -> str:
+def _describe_switch(settings: Settings, job: str) -> str:
     if settings.cluster.all_disabled:
         return "all jobs are"
     return "its switch is off" if settings.job(job).enabled is False else "the default is off and it has no switch"
 
 
-def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str | None) -> list[str]:
+def _describe_placement(state: ClusterState, job: str, able: tuple[str, ...], assigned: str | None) -> list[str]:
     view = state.job(job)
-    out = [f"{node} ({_state(state, node)})" for node in view.nodes if node not in able]
+    out = [f"{node} ({_get_node_state(state, node)})" for node in view.nodes if node not in able]
     others = f"; not {', '.join(out)}" if out else ""
     if assigned is not None:
         sizes = {node: len(state.nodes[node].assigned.get(job, ())) for node in view.nodes}
         shares = ", ".join(f"{node} {sizes[node]}" for node in sorted(sizes))
-        kept = "" if assigned in able else f", which is {_state(state, assigned)}: it will move with the next rebalance"
+        kept = (
+            ""
+            if assigned in able
+            else f", which is {_get_node_state(state, assigned)}: it will move with the next rebalance"
+        )
         able_now = f"able: {', '.join(able) or 'none'}{others}"
         return [
             f"it is assigned to node {assigned}{kept}",
@@ -180,18 +186,18 @@ def _explain_placement(state: ClusterState, strategy_word: str, job: str, item: 
     return explain(strategy, Problem(tuple(create_job_problem(view, each) for each in alike)), job, item)
 
 
-def _strategy_sentence(choice: Explanation, assigned: str | None) -> str:
+def _describe_strategy_choice(choice: Explanation, assigned: str | None) -> str:
     if choice.worker == assigned:
         return f"strategy {choice.strategy}: {choice.text}"
     return f"strategy {choice.strategy} has {choice.worker} for it now: it will move with the next rebalance"
 
 
-def _state(state: ClusterState, node: str) -> str:
+def _get_node_state(state: ClusterState, node: str) -> str:
     record = state.maintenance.get(node)
     return record.state if record is not None else state.nodes[node].member.state if node in state.nodes else "gone"
 
 
-def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, enabled: bool) -> list[str]:
+def _describe_lock(state: ClusterState, assigned: str | None, lock: LockView | None, *, enabled: bool) -> list[str]:
     if lock is None:
         if assigned is None or not enabled:
             return []
@@ -200,7 +206,7 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
     lives = state.is_holder_running(lock)
     if lives and holder == assigned:
         since = "" if lock.since_s is None else f" since {utc_text(lock.since_s)}"
-        return [f"node {holder} holds its lock{since} (fencing token {lock.token}): {_doing(state, lock)}"]
+        return [f"node {holder} holds its lock{since} (fencing token {lock.token}): {_describe_activity(state, lock)}"]
     waiting = f"node {assigned} waits for it" if assigned else "no node waits for it"
     latest = f"{1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
     if lives:
@@ -211,7 +217,7 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
     return [f"{left}: it expires {latest}; {waiting}"]
 
 
-def _doing(state: ClusterState, lock: LockView) -> str:
+def _describe_activity(state: ClusterState, lock: LockView) -> str:
     said = [each for each in state.active if (each.job, each.node) == (lock.job, lock.holder.label)]
     for each in said:
         if lock.item in each.named:
@@ -245,7 +251,7 @@ def _describe_run_history(view: JobState, item: str) -> list[str]:
     return sentences
 
 
-def _progress(fired: FireProgress) -> str:
+def _describe_cron_progress(fired: FireProgress) -> str:
     if fired.running is not None:
         return f"on its cron schedule the run of {utc_text(fired.running)} has started and not ended"
     return f"on its cron schedule it is settled up to {utc_text(fired.through)}"

@@ -246,7 +246,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None
     members = [NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
-    shares, available = _shares(store, registered), _by_worker(registered, "available")
+    shares, available = _read_shares(store, registered), _group_by_worker(registered, "available")
     nodes = {
         member.worker: NodeView(
             node_id=member.worker,
@@ -263,15 +263,15 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         nodes=nodes,
         pools=pools,
         leftovers=tuple(sorted(set(shares) - set(nodes))),
-        locks=_locks(store),
+        locks=_read_locks(store),
         maintenance=decode_maintenance_records(store.list(NODES)),
         strategies=decode_strategies(store.get(keys.GUARD_ASSIGNMENT)),
-        active=_active(store),
-        outcomes=_outcomes(store),
+        active=_read_active_runs(store),
+        outcomes=_read_outcomes(store),
     )
 
 
-def _by_worker(registered: Iterable[Entry], kind: Literal["available", "assigned"]) -> dict[str, list[Entry]]:
+def _group_by_worker(registered: Iterable[Entry], kind: Literal["available", "assigned"]) -> dict[str, list[Entry]]:
     found: dict[str, list[Entry]] = {}
     for entry in registered:
         parts = entry.key.split("/", 3)
@@ -280,8 +280,8 @@ def _by_worker(registered: Iterable[Entry], kind: Literal["available", "assigned
     return found
 
 
-def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
-    parts = _by_worker(registered, "assigned")
+def _read_shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
+    parts = _group_by_worker(registered, "assigned")
     found = {worker: _read_items_by_job(store, keys.share_key(worker), part) for worker, part in parts.items()}
     return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
 
@@ -301,20 +301,20 @@ def _read_items_by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> d
     return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key).chunked.items for name in names}
 
 
-def _active(store: Store) -> tuple[ActiveRuns, ...]:
+def _read_active_runs(store: Store) -> tuple[ActiveRuns, ...]:
     found = [
         each for entry in store.list(keys.RUNS) for each in decode_active_runs(entry.key.partition("/")[2], entry.value)
     ]
     return tuple(sorted(found, key=lambda each: (each.job, each.node)))
 
 
-def _outcomes(store: Store) -> tuple[JobOutcome, ...]:
+def _read_outcomes(store: Store) -> tuple[JobOutcome, ...]:
     entries = store.list(keys.OUTCOMES)
     found = [each for entry in entries for each in decode_outcomes(entry.key.partition("/")[2], entry.value)]
     return tuple(sorted(found, key=lambda each: (each.job, each.node)))
 
 
-def _locks(store: Store) -> tuple[LockView, ...]:
+def _read_locks(store: Store) -> tuple[LockView, ...]:
     found = []
     for state in lock_states(store):
         if state.holder is not None:

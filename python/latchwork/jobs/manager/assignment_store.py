@@ -178,7 +178,7 @@ class AssignmentStore:
             manifest = keys.share_key(worker, job)
             lost += find_orphaned_chunks(manifest, part, part.get(manifest), {self._names.tag})
             if manifest in part:
-                self._remember_share(worker, job, _decode(manifest, part))
+                self._remember_share(worker, job, _decode_share(manifest, part))
         return lost
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
@@ -312,7 +312,7 @@ def _split_repeated_shares(steps: Sequence[ShareChange]) -> list[list[ShareChang
     return waves
 
 
-def _decode(manifest: str, entries: dict[str, Entry]) -> _StoredShare:
+def _decode_share(manifest: str, entries: dict[str, Entry]) -> _StoredShare:
     version = entries[manifest].version
     try:
         return _StoredShare.from_set(version, decode_set_entries(manifest, entries).chunked)

@@ -86,7 +86,7 @@ class Leadership:
             Conflict: Leadership is lost, or the stored assignment has changed: call ``discard_cache`` and try again.
         """
         if not self.is_loaded:
-            registered = [member for member in self._members().values() if member.state == "ready"]
+            registered = [member for member in self._list_members().values() if member.state == "ready"]
             self._assignment.load(
                 self._fence
             )  # after reading the ready members, so that their registrations are included
@@ -95,9 +95,9 @@ class Leadership:
                 for member in registered
             }
             self.is_loaded = True
-        members = self._members()
+        members = self._list_members()
         self._warn_of_mixed_versions(members)
-        ready = self._ready_workers(members)
+        ready = self._list_ready_workers(members)
         shares = self._assignment.shares()
         self.restarts.reserve_shares(ready, shares)
         records = self.restarts.list_maintenance_records()
@@ -109,7 +109,7 @@ class Leadership:
         )
         result = self._planner.rebalance(view)
         self._assignment.reuse_strings(self._planner.pop_complete_shares())
-        self._report(result, self._find_unmet_labels(members, ready))
+        self._log_result(result, self._find_unmet_labels(members, ready))
         if result.changes:
             started = self._store.clock.now()
             self._assignment.write(result.changes, self._fence)
@@ -161,9 +161,9 @@ class Leadership:
         delete_obsolete_progress(self._store, self._pools.read_pools(), [self._fence])
         delete_old_audit_records(self._store, [self._fence])
         delete_expired_requests(self._store, [self._fence])
-        delete_old_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])
+        delete_old_outcomes(self._store, self._list_members(), outcome_keep_s, [self._fence])
 
-    def _members(self) -> dict[str, NodeRecord]:
+    def _list_members(self) -> dict[str, NodeRecord]:
         found = {}
         for key, entry in self._alive.snapshot().items():
             worker = key.partition("/")[2]
@@ -174,7 +174,7 @@ class Leadership:
         self._known = found
         return {worker: member for worker, (_, member) in found.items()}
 
-    def _ready_workers(self, members: Mapping[str, NodeRecord]) -> dict[str, WorkerView]:
+    def _list_ready_workers(self, members: Mapping[str, NodeRecord]) -> dict[str, WorkerView]:
         workers = {}
         for member in members.values():
             if member.state == "ready":
@@ -234,7 +234,7 @@ class Leadership:
                 unmet.setdefault(job, f"node {worker} has it but lacks the required labels: {missing}")
         return unmet
 
-    def _report(self, result: Rebalance, unmet: Mapping[str, str]) -> None:
+    def _log_result(self, result: Rebalance, unmet: Mapping[str, str]) -> None:
         for job, error in result.failed.items():
             log.error("strategy of job %s failed, its assignment is unchanged: %s", job, reason(error))
         for job, items in result.unplaced.items():

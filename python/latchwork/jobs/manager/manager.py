@@ -245,7 +245,7 @@ class ClusterManager:
             self._store.mirror(NODES) as nodes,
         ):
             for mirror in (alive, pools, nodes):
-                mirror.on_change(lambda _batch: self._note())
+                mirror.on_change(lambda _batch: self._on_change())
             restarts = RestartTracker(self._store, nodes, fence, self._me.incarnation)
             known = PoolCache(self._store, pools)
             term = Leadership(
@@ -254,7 +254,7 @@ class ClusterManager:
             self._manage(term)
         log.info("node %s no longer manages the cluster", self._me.worker)
 
-    def _note(self) -> None:
+    def _on_change(self) -> None:
         self._changed.set()
         self._wake.set()
 
@@ -321,17 +321,19 @@ class ClusterManager:
         except LatchworkError as error:
             self._counters.failures += 1
             log.warning("rebalance failed, retrying: %s", error)
-            self._tell(began, Rebalance(), error, term.written_bytes - written)
+            self._notify_observers(began, Rebalance(), error, term.written_bytes - written)
             term.discard_cache()
             return False
         self._counters.rebalances += bool(result.changes)
         self._counters.moves += result.moves
-        self._tell(began, result, next(iter(result.failed.values()), None), term.written_bytes - written)
+        self._notify_observers(began, result, next(iter(result.failed.values()), None), term.written_bytes - written)
         if result.deferred and result.changes:
-            self._note()  # continue with the moves that the budget has postponed
+            self._on_change()  # continue with the moves that the budget has postponed
         return not result.failed
 
-    def _tell(self, began: float, result: Rebalance, error: BaseException | None, written_bytes: int) -> None:
+    def _notify_observers(
+        self, began: float, result: Rebalance, error: BaseException | None, written_bytes: int
+    ) -> None:
         took_s = self._clock.now() - began
         self._observers.notify(
             "rebalanced",

@@ -118,7 +118,7 @@ class RestartTracker:
             record = self._get_latest_record(shown)
             if record.state == "restarting" and record.weight is not None:
                 away = None if node in workers else WorkerView(record.weight, frozenset(record.jobs), record.labels)
-                found[node] = ReservedShare(away, self._items(record))
+                found[node] = ReservedShare(away, self._read_reserved_items(record))
         return found
 
     def delete_finished_records(
@@ -139,18 +139,18 @@ class RestartTracker:
             record, entry = found.get(node), entries.get(maintenance_key(node))
             try:
                 if record is None or record.state != "restarting":
-                    self._forget_reserved(node, below.get(node, []), entry)
+                    self._delete_reserved_share(node, below.get(node, []), entry)
                 elif entry is not None and (node not in records or node in workers):
                     if node not in records:
                         log.warning(
                             "node %s did not return within %.3g s: its items are distributed", node, record.timeout_s
                         )
                     self._store.commit([self._fence, At(entry)], [Delete(entry.key)])
-                    self._forget_reserved(node, below.get(node, []), None)
+                    self._delete_reserved_share(node, below.get(node, []), None)
             except Conflict:
                 log.debug("the maintenance record of node %s has changed, checking it again", node)
 
-    def _forget_reserved(self, node: str, below: Sequence[str], record: Entry | None) -> None:
+    def _delete_reserved_share(self, node: str, below: Sequence[str], record: Entry | None) -> None:
         same = Absent(maintenance_key(node)) if record is None else At(record)
         commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
@@ -161,7 +161,7 @@ class RestartTracker:
             now: Current time by the monotonic clock, in seconds.
         """
         late = {
-            _announcement_id(record) for record in self._timed() if self._is_past_timeout(record, now)
+            _announcement_id(record) for record in self._list_open_restarts() if self._is_past_timeout(record, now)
         } - self._acted
         self._acted |= late
         return bool(late)
@@ -172,10 +172,10 @@ class RestartTracker:
         Args:
             now: Current time by the monotonic clock, in seconds.
         """
-        waits = [self._seen[record.node][1] + record.timeout_s - now for record in self._timed()]
+        waits = [self._seen[record.node][1] + record.timeout_s - now for record in self._list_open_restarts()]
         return min((max(0.0, wait) for wait in waits), default=None)
 
-    def _timed(self) -> list[MaintenanceRecord]:
+    def _list_open_restarts(self) -> list[MaintenanceRecord]:
         found = decode_maintenance_records(self._nodes.snapshot().values())
         records = [record for record in found.values() if record.state == "restarting" and record.node in self._seen]
         return [record for record in records if _announcement_id(record) not in self._acted]
@@ -187,7 +187,7 @@ class RestartTracker:
         written = self._written.get(record.node)
         return written if written is not None and _announcement_id(written) == _announcement_id(record) else record
 
-    def _items(self, record: MaintenanceRecord) -> dict[str, tuple[str, ...]]:
+    def _read_reserved_items(self, record: MaintenanceRecord) -> dict[str, tuple[str, ...]]:
         known = self._shares.get(record.node)
         if known is None or known[0] != _announcement_id(record):
             jobs = self._store.children(reserved_share_key(record.node))

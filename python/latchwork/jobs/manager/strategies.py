@@ -32,9 +32,10 @@ class Strategies:
             ValueError: A name is unknown, or an object is not a strategy.
         """
         by_job = dict(option) if isinstance(option, Mapping) else {"*": option}
-        named = {name: _strategy(name) for name in by_job.values() if isinstance(name, str)}
+        named = {name: _create_strategy(name) for name in by_job.values() if isinstance(name, str)}
         self._by_job = {
-            job: named[choice] if isinstance(choice, str) else _strategy(choice) for job, choice in by_job.items()
+            job: named[choice] if isinstance(choice, str) else _create_strategy(choice)
+            for job, choice in by_job.items()
         }
         self._by_job.setdefault("*", strategy_by_name("balanced"))
 
@@ -42,7 +43,7 @@ class Strategies:
         """Return a one-word description of each strategy by job ID, with ``*`` for all other jobs, without limits of
         moves.
         """
-        return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
+        return {job: describe_strategy(_remove_move_limit(strategy)) for job, strategy in self._by_job.items()}
 
     def group_by_strategy(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
         """Group jobs by their strategy, which places all of its jobs together.
@@ -104,13 +105,13 @@ def decode_strategies(record: Entry | None) -> dict[str, str]:
     return {} if found is None else found.strategies
 
 
-def _unlimited(strategy: Strategy) -> Strategy:
+def _remove_move_limit(strategy: Strategy) -> Strategy:
     while isinstance(strategy, Budgeted):
         strategy = strategy.strategy
     return strategy
 
 
-def _strategy(option: object) -> Strategy:
+def _create_strategy(option: object) -> Strategy:
     if isinstance(option, str):
         return strategy_by_name(option)
     if callable(getattr(option, "assign", None)):

@@ -118,7 +118,7 @@ class PoolReader:
             if registration.has_peers():
                 self._report_disagreement(job_id, before, reading.items)
             else:
-                changed = _difference(before, reading.items)
+                changed = _describe_difference(before, reading.items)
                 log.info("work pool of job %s changed since it was stored: %s", job_id, changed)
 
     @property
@@ -244,7 +244,7 @@ class PoolReader:
         if known is not None and known.items == reading.items:
             self._report_disagreement(job.id, stored, reading.items)
         elif stored != reading.items:
-            log.info("work pool of job %s changed: %s", job.id, _difference(stored, reading.items))
+            log.info("work pool of job %s changed: %s", job.id, _describe_difference(stored, reading.items))
         return True
 
     def _is_stored(self, job_id: str, reading: _Reading) -> bool:
@@ -287,10 +287,10 @@ class PoolReader:
                 "work pool of job %s: another node stored other items; those of node %s replace them: %s",
                 job_id,
                 self._node_id,
-                _difference(stored, items),
+                _describe_difference(stored, items),
             )
 
 
-def _difference(before: tuple[str, ...], after: tuple[str, ...]) -> str:
+def _describe_difference(before: tuple[str, ...], after: tuple[str, ...]) -> str:
     added, removed = sorted(set(after) - set(before)), sorted(set(before) - set(after))
     return f"{len(added)} added {added[:_MAX_SHOWN]}, {len(removed)} removed {removed[:_MAX_SHOWN]}"

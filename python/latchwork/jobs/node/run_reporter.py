@@ -205,8 +205,8 @@ class RunReporter(Observer):
         if registration is None:
             return False
         try:
-            lasting = self._lasting_runs()
-            ops = self._activity_ops(registration, lasting)
+            lasting = self._list_lasting_runs()
+            ops = self._build_activity_writes(registration, lasting)
             results: list[Put] = []
             if outcomes:
                 with self._mutex:
@@ -225,7 +225,7 @@ class RunReporter(Observer):
                 self._pace.finish_write(time.monotonic())
         return bool(ops or results)
 
-    def _activity_ops(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
+    def _build_activity_writes(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
         before = (
             self._reported if registration is self._reported_by else frozenset[int]()
         )  # the key ended with its session
@@ -249,7 +249,7 @@ class RunReporter(Observer):
         is_same = value == self._written or (not self._written and value == encode_outcomes([]))
         return [] if is_same or setup.outcome_period_s() <= 0 else [Put(keys.outcomes_key(self._node_id), value)]
 
-    def _lasting_runs(self) -> dict[int, LiveRun]:
+    def _list_lasting_runs(self) -> dict[int, LiveRun]:
         until = time.monotonic() - MIN_RUN_S
         with self._mutex:
             return {number: run for number, (began, run) in self._live.items() if began <= until}

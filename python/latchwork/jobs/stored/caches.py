@@ -141,7 +141,7 @@ class ShareCache:
         """
         run(self._store.ready(self._mirror))
         with self._mutex:
-            self._changed |= self._jobs_of(self._mirror)
+            self._changed |= self._find_jobs(self._mirror)
 
     def read_shares(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Return the sorted items of each of these jobs that this worker should run. Jobs without items are left out.
@@ -170,12 +170,12 @@ class ShareCache:
         self._mirror.close()
 
     def _on_shares_changed(self, batch: Iterable[Change]) -> None:
-        changed = self._jobs_of(change.key for change in batch)
+        changed = self._find_jobs(change.key for change in batch)
         with self._mutex:
             self._changed |= changed
         self._on_change()
 
-    def _jobs_of(self, found: Iterable[str]) -> set[str]:
+    def _find_jobs(self, found: Iterable[str]) -> set[str]:
         return {key[len(self._prefix) :].partition("/")[0] for key in found}
 
     def _update_share(self, job: str) -> None:

@@ -91,7 +91,7 @@ class NodeRecord(Record, frozen=True):
             since=since,
             ttl_s=ttl_s,
             weight=options.weight,
-            version=_version(),
+            version=_get_version(),
             labels=dict(options.labels),
             start=start,
             unmet_labels={job: dict(missing) for job, missing in options.unmet_labels.items()},
@@ -116,7 +116,7 @@ class NodeRecord(Record, frozen=True):
 _MEMBER: Decoder[NodeRecord] = Decoder(NodeRecord, "a node")
 
 
-def _version() -> str:
+def _get_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:

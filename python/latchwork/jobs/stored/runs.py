@@ -255,13 +255,13 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
         """
         last = outcome.last_error
         return cls(
-            _rounded(outcome.last_start_s),
-            _rounded(outcome.last_success_s),
+            _round_time(outcome.last_start_s),
+            _round_time(outcome.last_success_s),
             None if last is None else StoredError.from_error(last, texts),
             outcome.failing_items,
             outcome.consecutive_failures,
             tuple(StoredError.from_error(each, texts) for each in failing),
-            _rounded(outcome.next_start_s),
+            _round_time(outcome.next_start_s),
         )
 
     def to_outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
@@ -307,7 +307,7 @@ def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
     return [] if found is None else [one.to_outcome(node, job, found.errors) for job, one in sorted(found.jobs.items())]
 
 
-def _rounded(moment_s: float | None) -> float | None:
+def _round_time(moment_s: float | None) -> float | None:
     return None if moment_s is None else round(moment_s, 1)
 
 

@@ -196,7 +196,7 @@ class ItemLocks:
         taken = self._keeper.try_acquire_many(names)  # if it raises, no item is awaited
         for name, item in names.items():
             if name not in taken:
-                self._wait(job, item, name)
+                self._await_lock(job, item, name)
         if len(taken) < len(names):
             log.debug("job %s: %d locks are held by other nodes and awaited", job, len(names) - len(taken))
         return bool(taken)
@@ -235,12 +235,12 @@ class ItemLocks:
         self._force_released = find_force_released_tokens(audit.snapshot().values())
         self._wake()
 
-    def _wait(self, job: str, item: str, name: str) -> None:
+    def _await_lock(self, job: str, item: str, name: str) -> None:
         key = (job, item)
         with self._mutex:
             self._waits[key] = lambda: None  # until it is set up
         try:
-            cancel = self._keeper.when_free(name, lambda _name: self._free(key))
+            cancel = self._keeper.when_free(name, lambda _name: self._on_lock_free(key))
         except LatchworkError:
             with self._mutex:
                 self._waits.pop(key, None)
@@ -249,7 +249,7 @@ class ItemLocks:
             if key in self._waits:
                 self._waits[key] = cancel
 
-    def _free(self, key: tuple[str, str]) -> None:
+    def _on_lock_free(self, key: tuple[str, str]) -> None:
         with self._mutex:
             if self._closing:
                 return
@@ -272,8 +272,8 @@ class LockBatches:
     def __init__(self, locks: ItemLocks, job: str, release: Collection[str], acquire: Collection[str]) -> None:
         self.job = job
         self._locks = locks
-        self._release = deque(_slices(sorted(release)))
-        self._ask = deque(_slices(locks.set_wanted_items(job, acquire)))
+        self._release = deque(_split_into_batches(sorted(release)))
+        self._ask = deque(_split_into_batches(locks.set_wanted_items(job, acquire)))
 
     @property
     def has_acquisitions(self) -> bool:
@@ -351,5 +351,5 @@ class LockScheduler:
         return least
 
 
-def _slices(items: Sequence[str]) -> list[Sequence[str]]:
+def _split_into_batches(items: Sequence[str]) -> list[Sequence[str]]:
     return [items[at : at + LOCK_BATCH] for at in range(0, len(items), LOCK_BATCH)]

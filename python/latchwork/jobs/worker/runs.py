@@ -181,7 +181,9 @@ class JobRun:
         self.resume_due: DueTime | None = None
         self.next_start_s: float | None = None
         self._stopped_at: float | None = None
-        self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_thread, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True
+        )
 
     @property
     def job_id(self) -> str:
@@ -289,7 +291,7 @@ class JobRun:
             self._notifier = None
             self._unnotified = context
 
-    def _main(self) -> None:
+    def _run_thread(self) -> None:
         try:
             self._loop()
         except BaseException:  # a user's schedule may raise: log it, and do not restart at once

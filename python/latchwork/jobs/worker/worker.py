@@ -119,7 +119,7 @@ class LocalJob:
         for run in ended:
             del self.runs[run.number]
             self.warned.discard(run.number)
-            self._remember(run, now)
+            self._remember_due_times(run, now)
         return ended
 
     def forget_other_due_times(self, kept_items: frozenset[str]) -> None:
@@ -151,7 +151,7 @@ class LocalJob:
         """
         return self.remaining_pause_s(now) <= 0 and not (self.is_acquiring and self.options.threads.limit)
 
-    def _remember(self, run: JobRun, now: Instant) -> None:
+    def _remember_due_times(self, run: JobRun, now: Instant) -> None:
         due = run.resume_due
         try:
             if due is None:
@@ -215,7 +215,7 @@ class JobWorker:
         """
         self.locks.start()
         self._shares = ShareCache(self._store, self._node_id, self._wake.set)
-        self._manual_runs.start(self._requests_changed)
+        self._manual_runs.start(self._on_requests_changed)
 
     def start(self) -> None:
         """Wait until the items of this node are known, and start the threads that run them."""
@@ -228,18 +228,18 @@ class JobWorker:
 
     def stats(self) -> dict[str, JobStats]:
         """Return the statistics of each job on this node, by job ID."""
-        runs = self._runs_by_job()
+        runs = self._group_runs_by_job()
         return {
             job_id: state.outcomes.get_stats(
-                sum(len(run.items) for run in runs[job_id]), len(runs[job_id]), _next_start_s(runs[job_id])
+                sum(len(run.items) for run in runs[job_id]), len(runs[job_id]), _find_next_start_s(runs[job_id])
             )
             for job_id, state in self._states.items()
         }
 
     def collect_outcomes(self) -> list[JobOutcome]:
         """Return the run results of each job on this node, in the form in which they are stored."""
-        runs = self._runs_by_job()
-        return [state.outcomes.get_outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
+        runs = self._group_runs_by_job()
+        return [state.outcomes.get_outcome(_find_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
 
     def add_earlier_outcomes(self, earlier: Iterable[JobOutcome]) -> None:
         """Add the run results that this node had stored before it was restarted."""
@@ -247,7 +247,7 @@ class JobWorker:
             if each.job in self._states:
                 self._states[each.job].outcomes.add_earlier_outcome(each)
 
-    def _runs_by_job(self) -> dict[str, list[JobRun]]:
+    def _group_runs_by_job(self) -> dict[str, list[JobRun]]:
         runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
         for run in self._list_live_runs():
             runs[run.job_id].append(run)
@@ -267,7 +267,7 @@ class JobWorker:
 
     def find_future_progress(self) -> dict[str, float]:
         """Find the jobs whose recorded fire times are in the future. Return the number of seconds by job ID."""
-        by_job = self._runs_by_job().items()
+        by_job = self._group_runs_by_job().items()
         found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
@@ -283,7 +283,7 @@ class JobWorker:
         self._apply_settings_to_runs()
         self._wake.set()
 
-    def _requests_changed(self) -> None:
+    def _on_requests_changed(self) -> None:
         for run in self._list_live_runs():
             run.reschedule()
 
@@ -300,7 +300,7 @@ class JobWorker:
             elif self._settings.options(run.job_id) != self._states[run.job_id].options:
                 run.reschedule()
 
-    def _margin_s(self) -> float:
+    def _get_stop_margin_s(self) -> float:
         return compute_stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
 
     def close(self, timeout_s: float) -> list[str]:
@@ -415,7 +415,7 @@ class JobWorker:
         ]
         if self._is_lock_at_risk() or any(run.has_pending_listeners for run in self._list_live_runs()):
             waits.append(_RETRY_S)
-        stuck_s = self._warn_of_stuck()
+        stuck_s = self._warn_of_stuck_runs()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
     def _update_runs(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> RunActions:
@@ -516,7 +516,7 @@ class JobWorker:
             )
             state.pause(self._now(), SCHEDULE_PAUSE_S)
             return False
-        run = JobRun(next(self._numbers), items, self._setup(state, locks), due)
+        run = JobRun(next(self._numbers), items, self._create_run_setup(state, locks), due)
         with self._mutex:
             # Checked with the mutex held: closing and disabling stop every run in _live.
             if self._closing.is_set() or not self._settings.is_enabled(state.job.id):
@@ -543,9 +543,9 @@ class JobWorker:
 
     def _is_lock_at_risk(self) -> bool:
         """Return whether this node holds locks that may expire before a run could stop."""
-        return 0 < self.locks.remaining_s() <= self._margin_s()
+        return 0 < self.locks.remaining_s() <= self._get_stop_margin_s()
 
-    def _warn_of_stuck(self) -> float | None:
+    def _warn_of_stuck_runs(self) -> float | None:
         stopping = [(state, run) for state in self._states.values() for run in state.runs.values() if run.stopping]
         timeout_s = self._settings.node.stop_timeout_s
         for state, run in stopping:
@@ -560,7 +560,7 @@ class JobWorker:
                 )
         return max(_RETRY_S, timeout_s) if stopping else None
 
-    def _setup(self, state: LocalJob, locks: RunLocks) -> RunSetup:
+    def _create_run_setup(self, state: LocalJob, locks: RunLocks) -> RunSetup:
         return RunSetup(
             job=state.job,
             new_context=lambda items, fire_time_s=None: JobContext(
@@ -574,11 +574,11 @@ class JobWorker:
                 fire_time_s=fire_time_s,
             ),
             outcomes=state.outcomes,
-            may_run=lambda: locks.time_to_stop_s(self._margin_s()) > 0.0,
+            may_run=lambda: locks.time_to_stop_s(self._get_stop_margin_s()) > 0.0,
             on_end=self._wake.set,
             clock=self._clock,
             wall_s=self._wall.now,
-            time_to_stop_s=lambda: locks.time_to_stop_s(self._margin_s()),
+            time_to_stop_s=lambda: locks.time_to_stop_s(self._get_stop_margin_s()),
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             loop=self._loop_of_runs,
@@ -587,5 +587,5 @@ class JobWorker:
         )
 
 
-def _next_start_s(runs: Iterable[JobRun]) -> float | None:
+def _find_next_start_s(runs: Iterable[JobRun]) -> float | None:
     return min((at_s for run in runs if (at_s := run.next_start_s) is not None), default=None)

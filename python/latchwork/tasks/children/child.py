@@ -373,7 +373,7 @@ class DeadlineExtender:
                 raise Closed("this deadline extender was closed; make another one")
             self._held[child] = deadline
             if self._thread is None:
-                self._thread = threading.Thread(target=self._keep, name="latchwork-deadlines", daemon=True)
+                self._thread = threading.Thread(target=self._extend_deadlines, name="latchwork-deadlines", daemon=True)
                 self._thread.start()
         child.set_deadline(min(self.until, deadline))
 
@@ -391,7 +391,7 @@ class DeadlineExtender:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _keep(self) -> None:
+    def _extend_deadlines(self) -> None:
         while not SYSTEM_CLOCK.wait(self._closed, self._every_s):
             with self._mutex:
                 held = list(self._held.items())

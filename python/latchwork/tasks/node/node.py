@@ -235,7 +235,7 @@ class Node(ABC, Generic[S]):
                     return
                 left_s = None if until is None else until - clock.now()
                 if left_s is not None and left_s <= 0.0:
-                    raise WaitTimeout(f"{self._what} {self._not_ready()}")
+                    raise WaitTimeout(f"{self._what} {self._explain_not_ready()}")
                 clock.wait_condition(self._changed, left_s)
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -316,7 +316,7 @@ class Node(ABC, Generic[S]):
         """Return whether the node can do its work, and the reasons if it cannot. Does no I/O."""
         self._home.check()
         with self._changed:
-            work, is_ready, error, trouble = self._work, self._is_ready, self._error, self._not_ready()
+            work, is_ready, error, trouble = self._work, self._is_ready, self._error, self._explain_not_ready()
         left_s = 0.0 if work is None else work.session.remaining_s()
         if error is not None:
             reasons = [str(error)]
@@ -351,7 +351,7 @@ class Node(ABC, Generic[S]):
         if self._is_draining:
             raise Closed(f"{self._what} was drained; make another one")
 
-    def _not_ready(self) -> str:
+    def _explain_not_ready(self) -> str:
         if self._is_closed:
             return "was closed"
         if self._thread is None:

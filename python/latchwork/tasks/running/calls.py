@@ -106,7 +106,7 @@ def run_call(
         return Outcome.from_exception(_without_our_frames(error))
     finally:
         running.reset(token)
-    return _answer(call, registered, value, payloads)
+    return _build_outcome(call, registered, value, payloads)
 
 
 def resolve_call(call: StoredCall, functions: Functions, payloads: Payloads) -> tuple[RegisteredFunction, Arguments]:
@@ -130,7 +130,7 @@ def _call_function(
 ) -> Any:
     args, kwargs = _add_context(registered, arguments, context)
     if registered.is_async:
-        return _await_result(_coroutine(registered, args, kwargs), context, run_loop)
+        return _await_result(_call_coroutine_function(registered, args, kwargs), context, run_loop)
     with _ForkExit():
         value = registered.fn(*args, **kwargs)
     late = deferred_result_kind(value)
@@ -157,7 +157,9 @@ class _ForkExit:
         os._exit(0 if code is None else code if isinstance(code, int) else 1)
 
 
-async def _coroutine(registered: RegisteredFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+async def _call_coroutine_function(
+    registered: RegisteredFunction, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     with _ForkExit():
         return await registered.fn(*args, **kwargs)
 
@@ -202,7 +204,7 @@ def _add_context(
     return registered.to_call_arguments({**bound, **dict.fromkeys(names, context)})
 
 
-def _answer(call: StoredCall, registered: RegisteredFunction, value: Any, payloads: Payloads) -> Outcome:
+def _build_outcome(call: StoredCall, registered: RegisteredFunction, value: Any, payloads: Payloads) -> Outcome:
     what = f"the result of {registered.name!r}"
     if isinstance(value, DeferredResult):
         return Outcome(deferred=value.to_bytes())

@@ -81,9 +81,9 @@ class TaskProcess:
         if context.should_stop:  # it was stopped, though it may have answered before
             end = child.wait() if answer is None else None
             self.close()
-            return answer if answer is not None else self._death_outcome(end, context)
+            return answer if answer is not None else self._build_death_outcome(end, context)
         if answer is None:
-            outcome = self._death_outcome(child.wait(), context)
+            outcome = self._build_death_outcome(child.wait(), context)
             self.close()
             return outcome
         self._set_deadline(child, math.inf)
@@ -107,7 +107,7 @@ class TaskProcess:
             return None
         return None if frame is None else Outcome.from_bytes(frame)
 
-    def _death_outcome(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
+    def _build_death_outcome(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
         now = SYSTEM_CLOCK.now()
         if context.deadline is not None and now >= context.deadline:
             return Outcome.from_exception(TaskTimeout(f"task {context.task_id} was ended by force: its time was over"))

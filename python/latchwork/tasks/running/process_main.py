@@ -69,7 +69,7 @@ def encode_call_frame(call: StoredCall, place: FunctionLocation | None, context:
         context: Context of the task.
     """
     where = [place.name, place.module, place.qualname] if place is not None else None
-    about = [context.task_id, context.attempt, _fence_parts(context.fence), context.node_id, context.deadline]
+    about = [context.task_id, context.attempt, _encode_fence(context.fence), context.node_id, context.deadline]
     return pack([call.function, call.payload, where, about], "a call")
 
 
@@ -79,14 +79,14 @@ def decode_call_frame(frame: bytes) -> tuple[StoredCall, FunctionLocation | None
     """
     function, payload, where, about = unpack(frame, "a call")
     task_id, attempt, fence, node_id, deadline = about
-    context = TaskContext(task_id, attempt=attempt, fence=_fence(fence), node_id=node_id, deadline=deadline)
+    context = TaskContext(task_id, attempt=attempt, fence=_decode_fence(fence), node_id=node_id, deadline=deadline)
     return StoredCall(function, payload), None if where is None else FunctionLocation(*where), context
 
 
 _CHECKS: dict[str, type[SimpleCheck]] = {"absent": Absent, "exists": Exists, "session": SessionAlive}
 
 
-def _fence_parts(fence: Fence) -> list[Any]:
+def _encode_fence(fence: Fence) -> list[Any]:
     checks = []
     for check in fence.checks:
         match check:
@@ -105,7 +105,7 @@ def _fence_parts(fence: Fence) -> list[Any]:
     return [fence.token, checks]
 
 
-def _fence(parts: list[Any]) -> Fence:
+def _decode_fence(parts: list[Any]) -> Fence:
     token, checks = parts
     made = [At.of(key, version) if kind == "at" else _CHECKS[kind](key) for kind, key, version in checks]
     return Fence(token, tuple(made))
@@ -131,16 +131,16 @@ def read_frame(read: Callable[[int], bytes], max_bytes: int) -> bytes | None:
     Raises:
         BadPayload: The frame is longer than ``max_bytes``.
     """
-    head = _exactly(read, _LENGTH)
+    head = _read_exactly(read, _LENGTH)
     if head is None:
         return None
     length = int.from_bytes(head, "big")
     if length > max_bytes:
         raise BadPayload(f"a task's process answered with {length:,} bytes, and at most {max_bytes:,} are read")
-    return _exactly(read, length)
+    return _read_exactly(read, length)
 
 
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes | None:
+def _read_exactly(read: Callable[[int], bytes], count: int) -> bytes | None:
     parts, left = [], count
     while left:
         part = read(min(left, 1 << 20))
@@ -182,30 +182,30 @@ class TaskProcessMain:
         sys.path[:], *main, sys.argv[:] = unpack(start, "a start")
         self._main = (main[0], main[1])
         while (frame := self._read()) is not None:
-            write_frame(self._writing, self._answer(frame).to_bytes())
+            write_frame(self._writing, self._run_frame(frame).to_bytes())
 
-    def _answer(self, frame: bytes) -> Outcome:
+    def _run_frame(self, frame: bytes) -> Outcome:
         call, place, self._context = decode_call_frame(frame)
         try:
             if place is not None and place.name not in self._functions:
-                self._functions.add(RegisteredFunction(place.name, self._find(place)))
+                self._functions.add(RegisteredFunction(place.name, self._load_function(place)))
             return run_call(call, self._functions, self._payloads, self._context)
         except BaseException as error:  # of the import of a module
             return Outcome.from_exception(error)
         finally:
             self._context = None
 
-    def _find(self, place: FunctionLocation) -> Any:
+    def _load_function(self, place: FunctionLocation) -> Any:
         if "<" in place.qualname:
             raise UnknownFunction(f"{place.name!r} is a function inside another: a separate process cannot import it")
         try:
-            return reduce(getattr, place.qualname.split("."), self._module(place.module))
+            return reduce(getattr, place.qualname.split("."), self._import_module(place.module))
         except AttributeError:
             raise UnknownFunction(
                 f"module {place.module!r} has no {place.qualname!r} in a process of its own"
             ) from None
 
-    def _module(self, name: str) -> Any:
+    def _import_module(self, name: str) -> Any:
         main_name, main_path = self._main
         is_main = name == main_name or (main_path and name == os.path.splitext(os.path.basename(main_path))[0])  # noqa: PTH119, PTH122
         if not is_main:

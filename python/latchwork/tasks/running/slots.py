@@ -232,7 +232,7 @@ class Slots:
         if len(self._threads) >= self.count:  # an interrupt may have come before the start of one
             self._threads = [each for each in self._threads if each.is_alive()]
         if len(self._threads) < self.count:
-            self._threads.append(_new_thread(self._work, f"latchwork-slot-{self._label}-{len(self._threads)}"))
+            self._threads.append(_new_thread(self._run_thread, f"latchwork-slot-{self._label}-{len(self._threads)}"))
             self._threads[-1].start()
 
     def _wake_one(self) -> None:
@@ -274,15 +274,15 @@ class Slots:
 
     # A slot
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         process = TaskProcess(self._payloads, self._deadlines, stop_grace_s=self._grace_s, label=self._label)
         try:
-            while (run := self._next()) is not None:
+            while (run := self._take_next()) is not None:
                 self._run_one(run, process)
         finally:
             process.close()
 
-    def _next(self) -> _SlotRun | None:
+    def _take_next(self) -> _SlotRun | None:
         with self._mutex:
             while not self._waiting:
                 if self._closed:
@@ -305,7 +305,7 @@ class Slots:
             if run.context.should_stop:
                 outcome = Outcome.from_exception(TaskStopped(f"task {run.context.task_id} was stopped before it began"))
             else:
-                outcome = self._outcome(run, process)
+                outcome = self._compute_outcome(run, process)
         except BaseException as error:
             outcome = Outcome.from_exception(error)
         finally:
@@ -321,15 +321,15 @@ class Slots:
                 run.set_outcome(outcome)
                 self._here.returns = False
 
-    def _outcome(self, run: _SlotRun, process: TaskProcess) -> Outcome:
+    def _compute_outcome(self, run: _SlotRun, process: TaskProcess) -> Outcome:
         call = run.call if isinstance(run.call, StoredCall) else run.call()
-        registered = self._registered(call)
+        registered = self._find_registered(call)
         where = registered.run_in if registered is not None and registered.run_in is not None else self._run_in
         if where == "process":
             return process.run(call, registered, run.context)
         return run_call(call, self._functions, self._payloads, run.context, self._run_loop)
 
-    def _registered(self, call: StoredCall) -> RegisteredFunction | None:
+    def _find_registered(self, call: StoredCall) -> RegisteredFunction | None:
         try:
             return self._functions.get(call.function) if call.function else None
         except UnknownFunction:  # perform reports it
