@@ -38,13 +38,13 @@ def change(worker, after, before=(), job="report"):
 def test_what_one_leader_wrote_the_next_one_reads(memory, fence):
     big = tuple(f"item-{i:05d}" for i in range(2_000))
     ledger_of(memory, fence).write([change("w1", big), change("w2", ("x",))], fence)
-    assert ledger_of(memory, fence, "m2").shares() == {"report": {"w1": big, "w2": ("x",)}}
+    assert ledger_of(memory, fence, "m2").get_shares() == {"report": {"w1": big, "w2": ("x",)}}
 
 
 def test_an_emptied_share_leaves_no_key(memory, fence):
     ledger = ledger_of(memory, fence)
     ledger.write([change("w1", [f"item-{i:05d}" for i in range(2_000)])], fence)
-    ledger.write([change("w1", (), ledger.shares()["report"]["w1"])], fence)
+    ledger.write([change("w1", (), ledger.get_shares()["report"]["w1"])], fence)
     assert memory.list("workers", recursive=True) == []
 
 
@@ -64,7 +64,7 @@ def test_a_leader_that_missed_a_write_is_refused_by_the_guard_and_by_the_head(me
         second.write([change("w2", ("a",))], fence)
     second.load(fence)
     second.write([change("w2", ("b",))], fence)
-    assert second.shares() == {"report": {"w1": ("a",), "w2": ("b",)}}
+    assert second.get_shares() == {"report": {"w1": ("a",), "w2": ("b",)}}
 
 
 def test_a_share_that_somebody_wrote_under_the_leader_is_not_overwritten(memory, fence):
@@ -100,7 +100,7 @@ def test_a_large_rebalance_shrinks_heads_before_it_grows_others(memory, fence):
 
     memory.commit = commit_and_look
     ledger.write(swapped, fence)
-    assert ledger.shares()["report"]["w007"] == ("a7", "b8")
+    assert ledger.get_shares()["report"]["w007"] == ("a7", "b8")
 
 
 def test_loading_deletes_chunks_that_no_head_names(memory, fence):
@@ -115,7 +115,7 @@ def test_a_damaged_share_is_written_anew(memory, fence):
     chunk = memory.list(keys.share_key("w1", "report"))[0]
     memory.delete(chunk.key)
     ledger = ledger_of(memory, fence, "m2")
-    assert ledger.shares() == {"report": {"w1": ()}}
+    assert ledger.get_shares() == {"report": {"w1": ()}}
     ledger.write([change("w1", big)], fence)
     assert read_set(memory, keys.share_key("w1", "report")).chunked.items == tuple(big)
     ledger_of(memory, fence, "m3")

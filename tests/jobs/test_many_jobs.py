@@ -62,7 +62,7 @@ def is_acquiring(memory, cluster, eventually, slow_locks):
 
 
 def held(node):
-    return sum(map(len, node._worker.locks.held().values()))
+    return sum(map(len, node._worker.locks.get_held_locks().values()))
 
 
 def test_a_run_is_told_within_a_second_that_its_job_is_disabled(memory, cluster, is_acquiring):

@@ -44,8 +44,8 @@ def take(locks, items):
 
 
 def hold(locks, eventually, *items):
-    eventually(lambda: take(locks, items) and len(locks.held().get("j", {})) == len(items))
-    return RunLocks("j", locks.held()["j"])
+    eventually(lambda: take(locks, items) and len(locks.get_held_locks().get("j", {})) == len(items))
+    return RunLocks("j", locks.get_held_locks()["j"])
 
 
 def test_a_lock_that_was_lost_and_taken_anew_is_no_lock_of_the_old_run(store, short_locks, eventually):
@@ -117,14 +117,14 @@ def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_
     items = [f"i{number:04}" for number in range(LOCK_BATCH * 2 + 10)]
     scheduler, work = LockScheduler(), LockBatches(locks, "j", (), items)
     assert scheduler.process_batches([work], lambda _: False)
-    assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + LOCK_BATCH, True)
+    assert (len(locks.get_held_locks()["j"]), work.has_acquisitions) == (1 + LOCK_BATCH, True)
     assert scheduler.process_batches([work], lambda _: True)
-    assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + len(items), False)
+    assert (len(locks.get_held_locks()["j"]), work.has_acquisitions) == (1 + len(items), False)
     back = LockBatches(locks, "j", items, ())
     assert not scheduler.process_batches([back], lambda _: False)
-    assert (len(locks.held()["j"]), back.remaining_batches) == (1 + LOCK_BATCH + 10, 2)
+    assert (len(locks.get_held_locks()["j"]), back.remaining_batches) == (1 + LOCK_BATCH + 10, 2)
     scheduler.process_batches([back], lambda _: True)
-    assert list(locks.held()["j"]) == ["first"]
+    assert list(locks.get_held_locks()["j"]) == ["first"]
 
 
 def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
@@ -132,7 +132,7 @@ def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
     scheduler = LockScheduler()
 
     def held():
-        return {job: len(items) // LOCK_BATCH for job, items in locks.held().items()}
+        return {job: len(items) // LOCK_BATCH for job, items in locks.get_held_locks().items()}
 
     for expected in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 3, "b": 1, "c": 1}):
         scheduler.process_batches(works, lambda _: False)  # every second call is for the job with the least left
@@ -147,7 +147,7 @@ def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
     scheduler.process_batches(works, lambda _: False)
     works.append(LockBatches(locks, "z", (), ["new"]))
     scheduler.process_batches(works, lambda _: False)
-    assert list(locks.held()) == ["a", "z"]
+    assert list(locks.get_held_locks()) == ["a", "z"]
 
 
 def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part(store, cluster, eventually):

@@ -106,7 +106,7 @@ class ExecutorState:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRecord:
+class PendingTask:
     """A task that has not ended.
 
     Attributes:
@@ -192,7 +192,7 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
         return ExecutorState(name, tuple(workers), tuple(partitions), len(system.children(keys.submitters)), dead)
 
 
-def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[TaskRecord]:
+def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[PendingTask]:
     """Return tasks that have not ended, partition by partition, in the order in which they are taken. Only reads.
 
     Args:
@@ -201,7 +201,7 @@ def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[Task
         limit: Maximum number of copies to read.
     """
     with _opened(store, name) as (_, _, backlog):
-        found: dict[str, TaskRecord] = {}
+        found: dict[str, PendingTask] = {}
         for partition in backlog.partitions():
             items = backlog.items(partition, limit)
             limit -= len(items)
@@ -375,21 +375,21 @@ def _opened(store: Store, name: str) -> Iterator[tuple[Store, Keys, WorkQueue]]:
         yield system, keys, backlog
 
 
-def _to_record(item: QueueItem, holder: str | None) -> TaskRecord:
+def _to_record(item: QueueItem, holder: str | None) -> PendingTask:
     phase, on = ("queued", ()) if holder is None else ("running", (holder,))
     at_s = queued_at_s(item.sort_key)
     try:
         task = parse_task(item.value)
     except BadRecord as error:
         why = f"it is no task: {error}"
-        return TaskRecord(item.id, "", phase, (item.partition,), on, item.attempts, 0, at_s, "", why)
+        return PendingTask(item.id, "", phase, (item.partition,), on, item.attempts, 0, at_s, "", why)
     function = "" if task.function == PICKLED else task.function
-    return TaskRecord(
+    return PendingTask(
         task.id, function, phase, (item.partition,), on, item.attempts, task.priority, at_s, task.submitter_id, item.why
     )
 
 
-def _merge(one: TaskRecord, other: TaskRecord) -> TaskRecord:
+def _merge(one: PendingTask, other: PendingTask) -> PendingTask:
     """Merge the records of two copies of a task into one."""
     on = tuple(sorted({*one.running_on, *other.running_on}))
     return replace(

@@ -350,7 +350,7 @@ def _get_error(future: Future[Any]) -> BaseException | None:
     return CancelledError() if future.cancelled() else future.exception()
 
 
-class _Call(NamedTuple):
+class _CallbackCall(NamedTuple):
     """A done-callback and the future that it is called with."""
 
     fn: Callable[[Any], object]
@@ -377,9 +377,9 @@ class CallbackRunner:
         self._clock = clock
         self._name = name
         self._changed = Notifier()
-        self._queue: deque[_Call] = deque()
+        self._queue: deque[_CallbackCall] = deque()
         self._runner: object | None = None
-        self._call: _Call | None = None
+        self._call: _CallbackCall | None = None
         self._began = 0.0
         self._is_watched = False
         self._running: dict[object, int] = {}
@@ -392,7 +392,7 @@ class CallbackRunner:
             future: Argument of the callback.
         """
         with self._changed.mutex:
-            self._queue.append(_Call(fn, future))
+            self._queue.append(_CallbackCall(fn, future))
             self._changed.notify_all()
             if self._runner is None:
                 self._start_runner()
@@ -427,7 +427,7 @@ class CallbackRunner:
                 self._running.pop(runner, None)
                 self._changed.notify_all()
 
-    async def _next(self, runner: object) -> _Call | None:
+    async def _next(self, runner: object) -> _CallbackCall | None:
         """Wait for the next callback and return it.
 
         Returns:

@@ -589,7 +589,12 @@ def _split_items(items: list[str]) -> Iterable[list[str]]:
 
 
 def describe_future_progress(job_id: str, ahead_s: float) -> str:
-    """Return a sentence for operators: the recorded fire times of a job are in the future, and how to reset them."""
+    """Return a warning for operators that recorded fire times of a job are in the future, and how to reset them.
+
+    Args:
+        job_id: ID of the job.
+        ahead_s: Seconds by which they are in the future.
+    """
     return (
         f"the cron progress of job {job_id} lies {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
         "starts until then; check the clocks of its nodes, and set it back with "

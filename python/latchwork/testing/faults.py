@@ -17,24 +17,24 @@ from latchwork.store.store import Store
 from latchwork.testing._faulty.backend import FaultyBackend
 from latchwork.testing._faulty.plan import (
     OPERATIONS,
-    Call,
     Fault,
     FaultKind,
     FaultList,
     FaultPlan,
     Operation,
     RandomFaults,
+    RecordedCall,
 )
 
 __all__ = [
     "OPERATIONS",
-    "Call",
     "Fault",
     "FaultKind",
     "FaultPlan",
     "FaultyStore",
     "Operation",
     "RandomFaults",
+    "RecordedCall",
 ]
 
 
@@ -54,7 +54,7 @@ class FaultyStore(Store):
         self._listed = FaultList(plan) if isinstance(plan, Iterable) else FaultList(())
         self._plan = None if isinstance(plan, Iterable) else plan
         self._deciding = threading.Lock()
-        self._calls_made: list[Call] = []
+        self._calls_made: list[RecordedCall] = []
         core = store._core  # noqa: SLF001 - a store is built on another one's parts
         self._faulty = FaultyBackend(
             core.backend,
@@ -80,13 +80,13 @@ class FaultyStore(Store):
             self._listed.add(fault)
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RecordedCall]:
         """All calls so far, in order, with their faults."""
         with self._deciding:
             return list(self._calls_made)
 
     @property
-    def faults(self) -> list[Call]:
+    def faults(self) -> list[RecordedCall]:
         """The calls so far that had a fault, in order, so that a test can check that the fault was applied."""
         return [call for call in self.calls if call.fault is not None]
 
@@ -123,5 +123,5 @@ class FaultyStore(Store):
             fault = self._listed.decide(op, keys)
             if fault is None and self._plan is not None:
                 fault = self._plan.decide(op, keys)
-            self._calls_made.append(Call(len(self._calls_made), op, keys, fault))
+            self._calls_made.append(RecordedCall(len(self._calls_made), op, keys, fault))
             return fault

@@ -39,8 +39,8 @@ from latchwork.executor import (
     Member,
     NoSuchTask,
     PartitionInfo,
+    PendingTask,
     TaskFuture,
-    TaskRecord,
     TaskState,
     cancel_task,
     dead_tasks,
@@ -312,7 +312,7 @@ def _wait_for_value(future: TaskFuture[Any], function: str, timeout_s: float) ->
             return future.result(timeout_s or None)
     except BaseException as error:
         if future.done():
-            refuse_own_error(error, function)
+            raise_task_error(error, function)
             raise
         with suppress(LatchworkError):
             future.cancel(interrupt=True)
@@ -321,14 +321,14 @@ def _wait_for_value(future: TaskFuture[Any], function: str, timeout_s: float) ->
         raise
 
 
-def refuse_own_error(error: BaseException, what: str) -> None:
-    """If a task has raised an exception, raise an error with one line that describes it.
+def raise_task_error(error: BaseException, what: str) -> None:
+    """If a task has raised an exception, raise an error whose message describes it in one line. Otherwise do nothing.
 
     Args:
         error: The exception that waiting for the task raised.
         what: Description of the task, for the message.
     Raises:
-        LatchworkError: The error that replaces the task's exception.
+        LatchworkError: The task has raised an exception.
     """
     if isinstance(error.__cause__, RemoteTraceback) and not isinstance(error, LatchworkError):
         raise LatchworkError(f"task {what!r} raised {type(error).__name__}: {error}") from error
@@ -428,7 +428,7 @@ def tasks(
     print_list("tasks", found, _task_row, plain=asdict, right=("age_s", "taken"), empty="no tasks", as_json=as_json)
 
 
-def _task_row(task: TaskRecord) -> dict[str, str]:
+def _task_row(task: PendingTask) -> dict[str, str]:
     return {
         "id": task.id,
         "function": task.function or "?",
@@ -488,7 +488,7 @@ def result(
         except TimeoutError as error:
             raise LatchworkError(str(error)) from None
         except Exception as error:
-            refuse_own_error(error, task_id)
+            raise_task_error(error, task_id)
             raise
         if forget:
             ref.forget()

@@ -181,7 +181,7 @@ class AssignmentStore:
                 self._remember_share(worker, job, _decode_share(manifest, part))
         return lost
 
-    def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    def get_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return the stored items by job and worker, including dead workers. Workers without items are left out.
 
         The returned mapping reflects later writes.

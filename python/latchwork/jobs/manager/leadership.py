@@ -98,7 +98,7 @@ class Leadership:
         members = self._list_members()
         self._warn_of_mixed_versions(members)
         ready = self._list_ready_workers(members)
-        shares = self._assignment.shares()
+        shares = self._assignment.get_shares()
         self.restarts.reserve_shares(ready, shares)
         records = self.restarts.list_maintenance_records()
         workers = {

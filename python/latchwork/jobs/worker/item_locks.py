@@ -117,7 +117,7 @@ class ItemLocks:
         self._audit = audit = self._store.mirror(AUDIT, wait=False)
         audit.on_change(lambda _batch: self._update_force_released(audit))
 
-    def held(self) -> dict[str, dict[str, HeldLock]]:
+    def get_held_locks(self) -> dict[str, dict[str, HeldLock]]:
         """Return the locks that this node certainly holds, by job and item, without locks that were released by
         force.
         """

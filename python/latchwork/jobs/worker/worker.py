@@ -275,7 +275,7 @@ class JobWorker:
         """Return the seconds until the first of this node's locks may expire without another renewal; None without
         locks.
         """
-        return self.locks.remaining_s() if any(self.locks.held().values()) else None
+        return self.locks.remaining_s() if any(self.locks.get_held_locks().values()) else None
 
     def _on_settings_changed(self) -> None:
         self.locks.renew_within(self._settings.node.disconnect_grace_s)
@@ -348,7 +348,7 @@ class JobWorker:
             join(min(left_s, _JOIN_POLL_S))
 
     def _close_locks(self, stuck_jobs: list[str]) -> None:
-        left = sum(map(len, self.locks.held().values()))
+        left = sum(map(len, self.locks.get_held_locks().values()))
         late = left > LOCK_BATCH and self._clock.now() >= self._close_by
         if late and not stuck_jobs:
             log.warning("node %s: no time is left to release %d locks, which will expire", self._node_id, left)
@@ -392,7 +392,7 @@ class JobWorker:
         """
         began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.read_shares(self._states)
-        held = self.locks.held()
+        held = self.locks.get_held_locks()
         planned = []
         for job_id, state in self._states.items():
             state.apply_options(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))

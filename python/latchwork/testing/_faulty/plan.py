@@ -42,7 +42,7 @@ _FOR_CALLS: tuple[FaultKind, ...] = get_args(FaultKind)[:-2]  # without expire_s
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """A call on its way to the server, or an event of a watch on its way back.
 
     Attributes:

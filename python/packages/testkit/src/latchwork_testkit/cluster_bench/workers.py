@@ -149,7 +149,7 @@ class BenchWorkers:
         wanted = self._shares[worker].items_by_job()
         works = [LockBatches(locks, job, (), items) for job, items in wanted.items()]
         LockScheduler().process_batches(works, lambda _: True)
-        held = sum(map(len, locks.held().values()))
+        held = sum(map(len, locks.get_held_locks().values()))
         if held != sum(map(len, wanted.values())):
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
         return held
