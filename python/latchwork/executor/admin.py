@@ -240,7 +240,7 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
         name: The executor's name.
         interrupt: Also cancel a running task: signal it to stop, and drop its result.
     Returns:
-        Whether the task was cancelled. False if it has ended, or is running and ``interrupt`` is not set.
+        Whether the task was canceled. False if it has ended, or is running and ``interrupt`` is not set.
     Raises:
         NoSuchTask: Nothing of the task is stored.
         Unavailable, OutcomeUnknown: The store could not be reached. Retry.

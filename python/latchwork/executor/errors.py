@@ -27,7 +27,7 @@ class TaskExists(LatchworkError):
 
 
 class TaskCancelled(LatchworkError):
-    """The outcome of a task that another client cancelled. A wait for its result raises ``CancelledError``."""
+    """The outcome of a task that another client canceled. A wait for its result raises ``CancelledError``."""
 
 
 class AllFailed(LatchworkError):

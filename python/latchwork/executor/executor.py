@@ -332,7 +332,7 @@ class Executor(concurrent.futures.Executor):
             timeout_s: Seconds to wait. None waits forever.
         Raises:
             AllFailed: No call succeeded.
-            TimeoutError: No call succeeded in time. All are cancelled.
+            TimeoutError: No call succeeded in time. All are canceled.
             ValueError: There are no calls.
         """
         futures = [self.submit(call.fn, *call.args, **call.kwargs) for call in calls]
@@ -461,7 +461,7 @@ class Executor(concurrent.futures.Executor):
 
         Args:
             wait: False returns immediately. Shutdown continues in the background, and the interpreter waits for it.
-            cancel_futures: Cancel all tasks that are not running yet; stored tasks are cancelled in the background.
+            cancel_futures: Cancel all tasks that are not running yet; stored tasks are canceled in the background.
         Raises:
             ForkedProcess: This process is a fork of the one that created the executor.
         """

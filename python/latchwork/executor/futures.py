@@ -59,7 +59,7 @@ class TaskControl(Protocol):
         ...
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
-        """Cancel a task. Return whether it was cancelled.
+        """Cancel a task. Return whether it was canceled.
 
         Args:
             ticket: The submitter's data about the task.
@@ -203,7 +203,7 @@ class TaskFuture(CallbackFuture[T]):
             timeout: Seconds to wait; None waits forever.
         Raises:
             TimeoutError: The task has not ended. The message says so if no worker is online.
-            CancelledError: The task was cancelled.
+            CancelledError: The task was canceled.
             Exception: The exception that the task raised.
         """
         try:
@@ -219,7 +219,7 @@ class TaskFuture(CallbackFuture[T]):
             timeout: Seconds to wait; None waits forever.
         Raises:
             TimeoutError: The task has not ended. The message says so if no worker is online.
-            CancelledError: The task was cancelled.
+            CancelledError: The task was canceled.
         """
         try:
             return super().exception(timeout)
@@ -239,7 +239,7 @@ class TaskFuture(CallbackFuture[T]):
         Args:
             interrupt: Also cancel a running task: signal it to stop, and drop its result. Does not wait for it.
         Returns:
-            Whether the task was cancelled; ``result`` then raises ``CancelledError``. False if it has ended, or is
+            Whether the task was canceled; ``result`` then raises ``CancelledError``. False if it has ended, or is
             running and ``interrupt`` is not set.
         Raises:
             Unavailable, OutcomeUnknown: The store could not be reached. Retry.
@@ -262,7 +262,7 @@ class TaskFuture(CallbackFuture[T]):
     # Called by the submitter
 
     def complete_cancelled(self) -> bool:
-        """Mark the future as cancelled. Return False if it had already ended."""
+        """Mark the future as canceled. Return False if it had already ended."""
         done = super().cancel()
         marker = object()
         if done and self.__dict__.setdefault("_teller", marker) is marker:  # only once: the base class fails otherwise
@@ -271,13 +271,13 @@ class TaskFuture(CallbackFuture[T]):
 
     def complete_with_result(self, value: Any) -> None:
         """Set the result of the future, unless the future has ended."""
-        with suppress(InvalidStateError):  # it was cancelled
+        with suppress(InvalidStateError):  # it was canceled
             self.set_result(value)
 
     def complete_with_exception(self, error: BaseException) -> None:
         """Set the exception of the future, unless the future has ended.
 
-        If the exception says that another client cancelled the task, cancel the future.
+        If the exception says that another client canceled the task, cancel the future.
 
         Args:
             error: The exception.
@@ -318,7 +318,7 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
         Args:
             interrupt: Also cancel running tasks: signal them to stop, and drop their results.
         Returns:
-            Whether all were cancelled. False if one of them has ended, or is running and ``interrupt`` is not set.
+            Whether all were canceled. False if one of them has ended, or is running and ``interrupt`` is not set.
         """
         cancelled = [part.cancel(interrupt=interrupt) for part in self.parts.values()]
         return all(cancelled) and self.cancelled()

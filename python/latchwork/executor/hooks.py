@@ -269,7 +269,7 @@ class ExecutorHooks(WorkerHooks):
             return {owner for _, owner in self._running.values()} - {DETACHED}
 
     def on_cancelled(self, item_id: str) -> str | None:
-        """Return the path of a cancelled task if it is running here.
+        """Return the path of a canceled task if it is running here.
 
         If it is not running here, return None, and prevent it from starting for ``MARKED_S`` seconds.
 

@@ -167,7 +167,7 @@ class TaskRef:
             timeout_s: Seconds to wait; None waits forever.
         Raises:
             TimeoutError: The task has not ended in time.
-            CancelledError: The task was cancelled.
+            CancelledError: The task was canceled.
             NoSuchTask: There is no such task, or it was forgotten meanwhile.
             Exception: The exception of the task.
         """
@@ -225,7 +225,7 @@ class TaskRef:
         Args:
             interrupt: Also cancel a running task: signal it to stop, and drop its result.
         Returns:
-            Whether the task was cancelled. False if it has ended, or is running and ``interrupt`` is not set.
+            Whether the task was canceled. False if it has ended, or is running and ``interrupt`` is not set.
         """
         location, _ = await self._read_location()
         cancelled = Outcome.from_exception(TaskCancelled(f"task {self.id} was cancelled"))

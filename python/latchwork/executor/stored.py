@@ -342,9 +342,9 @@ class StoredTasks:
         return [] if blob is None else self._blobs.delete_ops(blob)
 
     async def _was_cancelled(self, location: TaskLocation, has_outcome: Callable[[], bool], *, has_tried: bool) -> bool:
-        """Return whether a task without stored copies was cancelled.
+        """Return whether a task without stored copies was canceled.
 
-        That is so if it has no outcome and none was fetched, or if an earlier attempt of this client has cancelled it.
+        That is so if it has no outcome and none was fetched, or if an earlier attempt of this client has canceled it.
 
         Args:
             location: Where the task is stored.
@@ -398,5 +398,5 @@ def to_task_state(outcome: Outcome, at_s: float = 0.0) -> TaskState:
     return TaskState("cancelled" if is_cancelled else "failed", queued_at_s=at_s, why=outcome.failure.summary)
 
 
-#: Type name of the outcome of a task that another client cancelled. A task itself may raise any ``CancelledError``.
+#: Type name of the outcome of a task that another client canceled. A task itself may raise any ``CancelledError``.
 CANCELLED = type_name(TaskCancelled)

@@ -323,7 +323,7 @@ class Submitter:
             return None
 
     def _mark_in_doubt(self, ticket: TaskTicket, item: TaskItem) -> bool:
-        """Mark a task as being sent, so that it may be stored. Return False if it was cancelled meanwhile."""
+        """Mark a task as being sent, so that it may be stored. Return False if it was canceled meanwhile."""
         with self._changed.mutex:
             if ticket.stage is not Stage.WAITING:
                 return False
@@ -460,7 +460,7 @@ class Submitter:
             ticket: The task.
             interrupt: Also cancel a running task: signal it to stop, and drop its result.
         Returns:
-            Whether the task was cancelled. False if it has ended, or is running and ``interrupt`` is not set.
+            Whether the task was canceled. False if it has ended, or is running and ``interrupt`` is not set.
         """
         self._home.check()
         while True:
@@ -490,7 +490,7 @@ class Submitter:
         return await self._stored.remove(location, submitter_session.session, interrupt=interrupt, has_outcome=done)
 
     def cancel_soon(self, tickets: Iterable[TaskTicket], *, interrupt: bool) -> None:
-        """Cancel tasks without waiting. Tasks that are not stored yet are cancelled now, the others in the background.
+        """Cancel tasks without waiting. Tasks that are not stored yet are canceled now, the others in the background.
 
         The background thread retries until the store has answered or the session has ended.
 

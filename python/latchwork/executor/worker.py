@@ -247,7 +247,7 @@ class ExecutorWorkerSession:
         self._wake.set()
 
     def _on_cancel_marks(self, batch: Iterable[Change]) -> None:
-        """Stop running tasks that were cancelled, and delete the keys that requested it."""
+        """Stop running tasks that were canceled, and delete the keys that requested it."""
         marks = [change.key for change in batch if change.entry is not None]
         for key in marks:
             path = self.hooks.on_cancelled(key.rpartition("/")[2])

@@ -460,8 +460,8 @@ def child_plan(
     """Create a builder for a plan that a task returns instead of a value. Does no I/O.
 
     The plan starts when the task returns it. While it runs, the task occupies no worker and no slot. The value of the
-    task is then the result chosen by ``with_result``, or None. If the child plan fails or is cancelled, the task fails.
-    Recovering the outer plan also recovers the child plan, without calling the task again. Cancelling or removing the
+    task is then the result chosen by ``with_result``, or None. If the child plan fails or is canceled, the task fails.
+    Recovering the outer plan also recovers the child plan, without calling the task again. Canceling or removing the
     outer plan also applies to the child plan. The task is retried only if it raises an exception before it returns the
     plan.
 

@@ -126,7 +126,7 @@ class ChildPlans:
             return _failed(f"task {child.result_task!r} of child plan {child_id!r} no longer has a result"), check
         return Outcome.from_bytes(data), check
 
-    # Cancelling and recovering
+    # Canceling and recovering
 
     async def cancel_child(
         self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], task: Task, claim: QueueClaim
@@ -234,7 +234,7 @@ class PlanControl:
         await self._propagation.make_ready(plan_id, stored_plan, free, known_ended=done)
         await self._propagation.complete_plan(plan_id)
 
-    # Cancelling
+    # Canceling
 
     async def _cancel_tasks(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
         """Cancel all tasks that have not ended. Running tasks are stopped by their own workers."""
@@ -259,7 +259,7 @@ class PlanControl:
                 raise PlanBusy(f"plan {plan_id!r} is being cancelled while tasks are running")
 
     async def _cancel_task(self, claim: QueueClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
-        """Cancel one task. Return whether it is cancelled; False if it or its child plan is still running."""
+        """Cancel one task. Return whether it is canceled; False if it or its child plan is still running."""
         edit = self._plan_store.transitions.cancel_task(plan_id, entry, task)
         if task.record.state is TaskState.CHILD:
             ended = await self._children.cancel_child(plan_id, (entry, plan), task, claim)

@@ -14,7 +14,7 @@ class DuplicateTask(LatchworkError, ValueError):
 
 
 class ChildPlanFailed(LatchworkError):
-    """The child plan that a task waited for has failed, or was cancelled or removed."""
+    """The child plan that a task waited for has failed, or was canceled or removed."""
 
 
 class NoSuchPlan(LatchworkError, LookupError):
@@ -30,4 +30,4 @@ class WrongState(LatchworkError):
 
 
 class NoResult(LatchworkError):
-    """The task has no result: it was skipped or cancelled, or its result was deleted."""
+    """The task has no result: it was skipped or canceled, or its result was deleted."""

@@ -67,7 +67,7 @@ class PlanStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the plan has completed, failed or been cancelled."""
+        """Whether the plan has completed, failed or been canceled."""
         return self.state.has_ended
 
 
@@ -139,7 +139,7 @@ class PlanHandle:
         return await self._plan_store.pending_deps(self.id, _task_name(task))
 
     def wait(self, timeout_s: float | None = None) -> PlanStatus:
-        """Wait until the plan has completed, failed or been cancelled, and return its status.
+        """Wait until the plan has completed, failed or been canceled, and return its status.
 
         Args:
             timeout_s: Seconds to wait; None waits forever.
@@ -163,7 +163,7 @@ class PlanHandle:
         Raises:
             WaitTimeout: The task has not ended.
             NoSuchTask, NoSuchPlan: The task or the plan does not exist.
-            NoResult: The task was skipped or cancelled, or its result was deleted.
+            NoResult: The task was skipped or canceled, or its result was deleted.
             Exception: The exception of the task, or ``RemoteError``.
         """
         name, clock, first = _task_name(task), self._plan_store.store.clock, None
@@ -274,10 +274,10 @@ class PlanHandle:
 
     @driven
     async def recover(self) -> None:
-        """Run the failed, skipped and cancelled tasks again. Existing results are kept.
+        """Run the failed, skipped and canceled tasks again. Existing results are kept.
 
         Raises:
-            WrongState: The plan has not failed and was not cancelled.
+            WrongState: The plan has not failed and was not canceled.
         """
         await self._change_state(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovery_ops)
 

@@ -63,7 +63,7 @@ class Plans:
                 not depend on it.
             priority: 0 to 9; tasks of plans with 9 are taken first.
             keep_results_s: Seconds after completion for which results of unnamed intermediate tasks are kept. A worker
-                or a sweep deletes them afterwards. Results of failed or cancelled plans are kept, because ``recover``
+                or a sweep deletes them afterwards. Results of failed or canceled plans are kept, because ``recover``
                 needs them. None keeps all results until ``remove``.
             keep_s: Seconds after its end, however it ended, for which the plan is kept. A worker or a sweep removes it
                 afterwards, by the wall clocks of the worker that ended it and its own. None keeps it until ``remove``.

@@ -5,7 +5,7 @@ deleted before their queue items, because each transaction that creates an item 
 last. A worker that still runs a task of a removed plan finds the task gone and reports nothing.
 
 Any client may delete a plan that is being removed, so no worker is needed. The child plans of a plan are deleted with
-it. Their own ``keep_s`` has no effect, because the parent reads their results. Failed and cancelled plans keep all
+it. Their own ``keep_s`` has no effect, because the parent reads their results. Failed and canceled plans keep all
 results until ``keep_s``, because a recovery needs them. Workers and sweeps may delete results at the same time: each
 transaction checks the plan, so it never affects another plan that was started under the same ID.
 """

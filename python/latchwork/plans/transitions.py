@@ -284,7 +284,7 @@ class Transitions:
             ],
         )
 
-    # Cancelling
+    # Canceling
 
     def begin_cancel(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> TxnPart:
         """Return the checks and writes that start to cancel a plan. No more tasks are claimed, and a control operation
@@ -308,7 +308,7 @@ class Transitions:
         return self._ended(plan_id, entry, task, TaskState.CANCELLED)
 
     def finish_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
-        """Return the checks and writes that end a cancelled plan. All of its tasks must have ended."""
+        """Return the checks and writes that end a canceled plan. All of its tasks must have ended."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
 
     # Recovering

@@ -17,7 +17,7 @@ _ENDING = (PlanState.CANCELLING, PlanState.REMOVING)
 
 
 def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
-    """Return whether a plan is being cancelled or removed, or no longer exists. The same applies to each of its
+    """Return whether a plan is being canceled or removed, or no longer exists. The same applies to each of its
     ancestors.
 
     Args:

@@ -152,7 +152,7 @@ class QueuePosition:
 
 @dataclass(slots=True)
 class _Creation:
-    """The result of a request to create a ticket, for the case that the call is cancelled before the answer.
+    """The result of a request to create a ticket, for the case that the call is canceled before the answer.
 
     Attributes:
         ticket: The created ticket. None if unknown.
@@ -163,7 +163,7 @@ class _Creation:
     is_refused: bool = False
 
     def answered(self, future: Future[Ordered]) -> None:
-        """Record the result of the request, which came after the call was cancelled."""
+        """Record the result of the request, which came after the call was canceled."""
         error = future.exception()
         if error is None:
             self.ticket = future.result().entry
@@ -563,7 +563,7 @@ async def wait_for_turn(
 
     Args:
         queue: The queue to join.
-        waiter: The waiting call. Its session is that of the ticket. Cancelling it ends the wait.
+        waiter: The waiting call. Its session is that of the ticket. Canceling it ends the wait.
         deadline: When the wait times out.
         blocks: Returns whether we must wait for a ticket ahead.
         body: Further fields to store in the ticket.
@@ -601,7 +601,7 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
     Args:
         queue: The queue.
         position: Our position in the queue.
-        waiter: The waiting call. Cancelling it ends the wait.
+        waiter: The waiting call. Canceling it ends the wait.
         deadline: When the wait times out.
         blocks: Returns whether we must wait for a ticket ahead.
         on_ahead: Called after each read of the queue with the number of tickets ahead for which we wait.
@@ -659,7 +659,7 @@ async def wait_until_gone(
     Args:
         key: Key of the ticket.
         blocks: Returns whether we must wait for the ticket.
-        waiter: The waiting call. Cancelling it ends the wait.
+        waiter: The waiting call. Canceling it ends the wait.
         deadline: When the wait times out.
         siblings: Whether the waiter should receive the names of the other tickets, if the server can send them cheaply.
     Returns:

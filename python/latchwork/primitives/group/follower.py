@@ -416,7 +416,7 @@ class ViewFollower:
             on_error(error)
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Observe the views until the session ends or the follower is cancelled.
+        """Observe the views until the session ends or the follower is canceled.
 
         Args:
             backoff: Delays between retries. Reset after each new view.
@@ -484,7 +484,7 @@ class ViewFollower:
             await waiter.pause(backoff.next_s())
 
     async def _wait_for_writer_role(self, position: QueuePosition, waiter: Waiter) -> bool:
-        """Wait until this process is the writer of the views or its deputy. Return False if cancelled."""
+        """Wait until this process is the writer of the views or its deputy. Return False if canceled."""
         over = ""
         while not waiter.is_cancelled:
             ahead = await self._follower_queue.find_tickets_ahead(position)
@@ -501,7 +501,7 @@ class ViewFollower:
 
         Args:
             position: Our position in the queue of observing processes.
-            waiter: Ends the loop when it is cancelled.
+            waiter: Ends the loop when it is canceled.
         """
         schedule = WriteSchedule(is_writer=await self._become_writer(position))
         tokens: dict[str, int] = {}

@@ -234,7 +234,7 @@ class Membership:
             entry: The entry of the key from our last session. None if the key does not exist.
             waiter: The waiting call.
         Returns:
-            False if another client changed the key first, or if the wait was cancelled.
+            False if another client changed the key first, or if the wait was canceled.
         """
         if not await gate.enter(waiter, self._store.clock):
             return False

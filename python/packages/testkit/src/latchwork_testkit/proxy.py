@@ -199,7 +199,7 @@ class Proxy:
         await asyncio.sleep(0)
 
     async def _end_connections(self) -> None:
-        """Close all connections and wait for their handlers. A handler that is cancelled instead would be logged as an
+        """Close all connections and wait for their handlers. A handler that is canceled instead would be logged as an
         error.
         """
         await self._refuse()

@@ -98,7 +98,7 @@ class DoctorFacts:
         items: By attempt: shard of its item in the work queue.
         running: Attempts that a worker has claimed.
         results: By attempt: shard and end time of its result.
-        cancels: Attempts that are cancelled.
+        cancels: Attempts that are canceled.
         data: Attempts with a second part of their spec.
         unknown_keys: Keys that were not written by Latchwork.
         active_attempts: Queued and running attempts of the database.

@@ -450,7 +450,7 @@ class Dispatcher:
         try:
             self._commit(checks, [*ops, Delete(self.keys.data(attempt_key)), Delete(self.keys.cancel(attempt_key))])
         except Conflict:
-            return False  # a worker claimed it: it runs, or is cancelled later
+            return False  # a worker claimed it: it runs, or is canceled later
         return True
 
     def request_cancels(self, places: Mapping[str, QueuePlace]) -> list[str]:

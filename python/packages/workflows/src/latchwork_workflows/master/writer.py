@@ -201,7 +201,7 @@ class TurnWriter:
             self.isolate(tell, _log_skipped)
 
     def _abandon_run(self, stored: StoredRun) -> None:
-        """Record that the queued attempts of a run must be withdrawn and its claimed attempts cancelled."""
+        """Record that the queued attempts of a run must be withdrawn and its claimed attempts canceled."""
         for name, task in stored.known.tasks.items():
             if task.is_at_worker:
                 place = QueuePlace.parse(stored.queue_keys[name], stored.ids[name], task.n, self._shard)

@@ -14,7 +14,7 @@ class Outcome(StrEnum):
 
     SUCCESS = "success"
     FAILURE = "failure"
-    #: Cancelled on request.
+    #: Canceled on request.
     KILLED = "killed"
     #: A failure that is not retried, such as an attempt that killed five workers.
     FATAL = "fatal"

@@ -119,7 +119,7 @@ class WorkflowHooks(WorkerHooks):
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return preconditions and writes that are added to the transaction of a claim.
 
-        The preconditions ensure that the attempt is not cancelled and that its pool slots are free. The writes create
+        The preconditions ensure that the attempt is not canceled and that its pool slots are free. The writes create
         the running key and the slots.
         """
         try:
@@ -136,7 +136,7 @@ class WorkflowHooks(WorkerHooks):
 
     def on_claim_refused(self, item: QueueItem) -> bool:
         """Return whether to search the queue again after a failed claim. False if the attempt is known to be
-        cancelled.
+        canceled.
         """
         try:
             x = ItemName.parse(item.id).attempt_key
@@ -252,7 +252,7 @@ class WorkflowHooks(WorkerHooks):
     # Ended from outside
 
     def mark_cancelled(self, attempt_key: str) -> str | None:
-        """Record that an attempt was cancelled.
+        """Record that an attempt was canceled.
 
         Args:
             attempt_key: The key of the attempt.
