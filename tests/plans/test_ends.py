@@ -308,7 +308,7 @@ def chain(plan, count):
 
 #: By shape: how many tasks; requests for each from its start to its end, all threads and waits of the worker included;
 #: bytes of keys and values for each that stay. A task alone costs some ten requests; many together share them.
-COSTS = [(fan, 300, 3.0, 600), (layers, 300, 5.0, 1100), (chain, 60, 9.0, 1000)]
+COSTS = [(fan, 300, 3.0, 600), (layers, 300, 5.0, 1100), (chain, 60, 3.5, 1000)]
 
 
 @pytest.mark.parametrize(("shape", "count", "requests", "stored"), COSTS, ids=["fan", "layers", "chain"])
