@@ -70,24 +70,28 @@ def test_a_barrier_that_opens_while_a_worker_completes_passes(
 
 
 def test_a_barrier_does_not_wait_for_a_worker_that_completes_while_it_opens(
-    connect, worker, in_thread, all_at_once, store, eventually
+    team, in_thread, all_at_once, store, eventually, monkeypatch
 ):
-    between = Between("commit", "opened")
-    faulty = FaultyStore(connect(), between)
-    a, b, c = worker("a", workers=3, store=faulty), worker("b"), worker("c")
+    a, b, c = team(3)
     all_at_once(lambda one: one.initialize(60.0), (a, b, c))
+    own, commit = a._core.store, a._core.store.commit
+    completed = []
+
+    def complete_before_it_opens(checks, ops):
+        if any(op.key.endswith("opened") for op in ops):
+            monkeypatch.setattr(own, "commit", commit)
+            completed.append(in_thread(c.complete).outcome())
+        return commit(checks, ops)
 
     def arrive_second():
         assert eventually(lambda: arrivals_of(store, b))
         return b.barrier(timeout_s=10.0)
 
-    between.fn = lambda: in_thread(c.complete).outcome()
+    monkeypatch.setattr(own, "commit", complete_before_it_opens)
     second = in_thread(arrive_second)
     assert a.barrier(timeout_s=10.0) == 0
     assert second.outcome() == 0
-    assert between.fn is None
-    a.close()
-    faulty.close()
+    assert completed == [None]
 
 
 @pytest.mark.parametrize("first", [range(0, 30, 2), range(1, 30, 2)], ids=str)
