@@ -85,8 +85,8 @@ class Decoder(Generic[T]):
         text = value.decode()  # msgspec does not look at the encoding of text that it skips
         try:
             found = self._decoder.decode(text)
-            # only so many brackets can be JSON that is nested so deep
-            if text.count("[") + text.count("{") > MAX_DEPTH and not _is_flat(msgspec.json.decode(text)):
+            # only so many brackets can be JSON that is nested so deep; a type bounds the depth of its records
+            if text.count("[") + text.count("{") > MAX_DEPTH and not _is_flat(found):
                 raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         except RecursionError:
             raise ValueError("it is nested too deep") from None

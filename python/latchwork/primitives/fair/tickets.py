@@ -200,10 +200,13 @@ class TicketQueue:
         Args:
             stale_ok: Whether the server may answer from a state that is not the newest.
         """
+        return [Ticket.from_entry(entry) for entry in await self._list_entries(stale_ok=stale_ok)]
+
+    async def _list_entries(self, *, stale_ok: bool) -> list[Entry]:
+        """Return the entries of all tickets of the queue in order."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
-        return sort_tickets(
-            Ticket.from_entry(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None
-        )
+        found = [entry for entry in entries if entry.owner is not None and is_ticket(entry.key)]
+        return sorted(found, key=lambda entry: (entry.created, entry.key))
 
     async def describe_first(self) -> str:
         """Return a description of the owner of the first ticket, for messages."""
@@ -295,11 +298,15 @@ class TicketQueue:
                 position.older = tuple(name for name in position.older if name in left)
             abandoned = await self._remove_abandoned(position.older)
             return [f"{self._name}/{name}" for name in position.older if name not in abandoned]
-        tickets = await self._tickets_with_ours(position)
-        ours = next(at for at, ticket in enumerate(tickets) if ticket.key == position.ticket.key)
-        position.older = tuple(ticket.name for ticket in tickets[:ours])
-        abandoned = await self._remove_abandoned(position.older)
-        return [ticket.key for ticket in tickets[:ours] if ticket.name not in abandoned and blocks(ticket)]
+        entries = await self._entries_with_ours(position)
+        ours = next(at for at, entry in enumerate(entries) if entry.key == position.ticket.key)
+        ahead = {entry.key.rpartition("/")[2]: entry for entry in entries[:ours]}
+        position.older = tuple(ahead)
+        for name in await self._remove_abandoned(position.older):
+            del ahead[name]
+        return [
+            entry.key for entry in ahead.values() if blocks is any_ticket_blocks or blocks(Ticket.from_entry(entry))
+        ]
 
     async def _remove_abandoned(self, names: Iterable[str]) -> set[str]:
         """Delete the abandoned tickets of this client that are among the given names. Return the deleted names."""
@@ -317,11 +324,11 @@ class TicketQueue:
                 return set(names)
         raise self.build_lost_error(position)
 
-    async def _tickets_with_ours(self, position: QueuePosition) -> list[Ticket]:
+    async def _entries_with_ours(self, position: QueuePosition) -> list[Entry]:
         for stale_ok in (True, False):
-            tickets = await self.tickets(stale_ok=stale_ok)
-            if any(ticket.key == position.ticket.key for ticket in tickets):
-                return tickets
+            entries = await self._list_entries(stale_ok=stale_ok)
+            if any(entry.key == position.ticket.key for entry in entries):
+                return entries
         raise self.build_lost_error(position)
 
     async def are_tickets_gone(
