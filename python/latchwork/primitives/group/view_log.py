@@ -142,7 +142,7 @@ class ViewState:
     def __init__(self, number: int = 0, members: Mapping[str, LoggedMember] | None = None) -> None:
         self.number = number
         self._stored = dict(members or {})
-        self._sorted = sorted((each.to_member(name) for name, each in self._stored.items()), key=_by_id)
+        self._sorted: list[GroupMember] | None = None  # built when a view is needed
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -157,22 +157,33 @@ class ViewState:
 
     def to_view(self) -> View:
         """Return the view as an immutable object."""
-        return View(self.number, tuple(self._sorted))
+        return View(self.number, tuple(self._sort_members()))
+
+    def _sort_members(self) -> list[GroupMember]:
+        if self._sorted is None:
+            self._sorted = [stored.to_member(name) for name, stored in sorted(self._stored.items())]
+        return self._sorted
+
+    def skip_step(self, step: ViewChangeStep) -> None:
+        """Advance to the next view by applying a step, without building the members or the changes."""
+        for name in step.gone:
+            self._stored.pop(name, None)
+        self._stored.update(step.written)
+        self.number, self._sorted = step.number, None
 
     def apply_step(self, step: ViewChangeStep) -> ViewChange:
         """Advance to the next view by applying a step, which contains the changes from this view. Return the
         changes.
         """
+        members = self._sort_members()
         old: dict[str, GroupMember] = {}
         for name in (*step.gone, *step.written):
-            before = self._stored.pop(name, None)
-            if before is not None:
-                old[name] = before.to_member(name)
-                del self._sorted[bisect_left(self._sorted, name, key=_by_id)]
+            if self._stored.pop(name, None) is not None:
+                old[name] = members.pop(bisect_left(members, name, key=_by_id))
         new = {name: stored.to_member(name) for name, stored in step.written.items()}
         self._stored.update(step.written)
         for member in new.values():
-            insort(self._sorted, member, key=_by_id)
+            insort(members, member, key=_by_id)
         self.number = step.number
         return build_change(self.to_view(), old, new)
 
@@ -276,7 +287,7 @@ class ViewLog:
             if steps is not None and None not in chunks:
                 state = ViewState.from_base(head, (chunk for chunk in chunks if chunk is not None))
                 for step in steps:
-                    state.apply_step(step)
+                    state.skip_step(step)
                 return entry, state
             entry = await ask(self._store.get, self.head_key)  # it was cleaned away while we read
         raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members start again")

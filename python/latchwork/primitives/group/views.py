@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated
 
@@ -24,8 +24,7 @@ _by_id = attrgetter("id")
 _by_age = attrgetter("created", "id")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMember:
+class GroupMember(Struct, frozen=True):
     """A member of a group, as it described itself.
 
     Attributes:
@@ -43,7 +42,7 @@ class GroupMember:
 
     id: str
     weight: float = 1.0
-    labels: Mapping[str, Label] = field(default_factory=dict, hash=False)
+    labels: Mapping[str, Label] = {}
     address: str = ""
     host: str = ""
     pid: int = 0
@@ -51,6 +50,9 @@ class GroupMember:
     joined_at: float = 0.0
     updated_at: float = 0.0
     created: int = 0
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.incarnation, self.updated_at))
 
     @classmethod
     def from_entry(cls, entry: Entry) -> GroupMember:
