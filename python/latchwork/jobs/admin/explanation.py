@@ -12,6 +12,7 @@ from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
 from latchwork.jobs.cron_progress import describe_future_progress
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, create_job_problem
 from latchwork.jobs.settings import Settings
+from latchwork.jobs.stored.caches import describe_damaged_share
 from latchwork.schedules import FireProgress
 
 _MAX_SHOWN = 5
@@ -92,6 +93,11 @@ def explain_item(
         sentences.append(
             f"job {job} is disabled: {_describe_switch(settings, job)}; its items keep their nodes and do not run"
         )
+    sentences += [
+        describe_damaged_share(node, job, each.damaged[job])
+        for node, each in sorted(state.nodes.items())
+        if job in each.damaged
+    ]
     sentences += _describe_placement(state, job, able, assigned) if item in pool or assigned else []
     strategy = state.strategies.get(job, state.strategies.get("*"))
     choice = _explain_placement(state, strategy, job, item) if strategy and assigned in able and item in pool else None

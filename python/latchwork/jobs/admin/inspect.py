@@ -10,7 +10,7 @@ from latchwork._base.validation import check_store
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.chunked_set import decode_or_read_set
+from latchwork.jobs.stored.chunked_set import StoredSet, decode_or_read_set
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.nodes import NODES, MaintenanceRecord, NodeRecord, decode_maintenance_records
 from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_active_runs, decode_outcomes
@@ -33,6 +33,7 @@ class NodeView:
         is_manager: Whether it manages the cluster.
         jobs: Sorted jobs that it can run.
         assigned: Sorted items of its share by job; no empty shares.
+        damaged: Why a stored share is not readable in full, by job.
     """
 
     node_id: str
@@ -40,6 +41,7 @@ class NodeView:
     is_manager: bool
     jobs: tuple[str, ...]
     assigned: Mapping[str, tuple[str, ...]]
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,8 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     check_store(store, "inspect")
     store = cluster_store(store, namespace)
     alive = store.list(keys.ALIVE)
-    pools = _read_items_by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
+    found_pools = _read_sets_by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
+    pools = {job: found.chunked.items for job, found in found_pools.items()}
     registered = store.list(keys.WORKERS, recursive=True)
     if not alive and not pools and not registered:
         return None
@@ -253,9 +256,11 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
             member=member,
             is_manager=member.worker == manager,
             jobs=tuple(sorted(entry.key.split("/", 3)[3] for entry in available.get(member.worker, ()))),
-            assigned=shares.get(member.worker, {}),
+            assigned={job: found.chunked.items for job, found in own.items() if found.chunked.items},
+            damaged={job: found.damage for job, found in own.items() if found.damage},
         )
         for member in members
+        for own in [shares.get(member.worker, {})]
     }
     return ClusterState(
         manager=manager,
@@ -280,13 +285,12 @@ def _group_by_worker(registered: Iterable[Entry], kind: Literal["available", "as
     return found
 
 
-def _read_shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
+def _read_shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, StoredSet]]:
     parts = _group_by_worker(registered, "assigned")
-    found = {worker: _read_items_by_job(store, keys.share_key(worker), part) for worker, part in parts.items()}
-    return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
+    return {worker: _read_sets_by_job(store, keys.share_key(worker), part) for worker, part in parts.items()}
 
 
-def _read_items_by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
+def _read_sets_by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, StoredSet]:
     """Decode the sets of items whose keys are directly below a prefix.
 
     Args:
@@ -294,11 +298,11 @@ def _read_items_by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> d
         prefix: Prefix of the keys, which end in the job IDs.
         entries: Entries below the prefix.
     Returns:
-        The sorted items of each job.
+        The set of each job.
     """
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
-    return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key).chunked.items for name in names}
+    return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key) for name in names}
 
 
 def _read_active_runs(store: Store) -> tuple[ActiveRuns, ...]:

@@ -22,6 +22,7 @@ from latchwork.jobs.node.run_reporter import ReporterSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
 from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, get_option_values
 from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, create_node_options
+from latchwork.jobs.stored.caches import describe_damaged_share
 from latchwork.jobs.stored.keys import check_id, cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
@@ -170,6 +171,10 @@ class JobManager:
         degraded += [
             describe_future_progress(job_id, seconds)
             for job_id, seconds in sorted(worker.find_future_progress().items())
+        ]
+        degraded += [
+            describe_damaged_share(self.node_id, job_id, damage)
+            for job_id, damage in sorted(worker.list_damaged_shares().items())
         ]
         if self._wall.jumped_s:
             degraded.append(f"the wall clock has jumped by {self._wall.jumped_s:.0f} s; schedules do not follow it yet")

@@ -112,6 +112,20 @@ def reuse_text(items: tuple[str, ...], item: str) -> str:
 _NOTHING = _CachedPool(None, (), {})
 
 
+def describe_damaged_share(node_id: str, job_id: str, damage: str) -> str:
+    """Return a sentence for people about a share that is stored damaged.
+
+    Args:
+        node_id: ID of the node that has the share.
+        job_id: ID of the job.
+        damage: Why the share is not readable in full.
+    """
+    return (
+        f"the share of node {node_id} in job {job_id} is stored damaged ({damage}), and its items do not run there; "
+        "the next leader writes it again, so restart the node that manages the cluster"
+    )
+
+
 class ShareCache:
     """Caches the items that one worker should run, by job. Used by one thread at a time; the creator closes it."""
 
@@ -128,6 +142,7 @@ class ShareCache:
         self._prefix = f"{keys.share_key(node_id)}/"
         self._on_change = on_change
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
+        self._damage: dict[str, str] = {}
         self._mutex = mutex()
         self._changed: set[str] = set()
         self._mirror: Mirror = store.mirror(keys.share_key(node_id), wait=False)
@@ -165,6 +180,11 @@ class ShareCache:
                 self._changed |= changed
         return {job: self._decoded[job][1] for job in jobs if job in self._decoded}
 
+    def list_damaged(self) -> dict[str, str]:
+        """Return why shares are not readable in full, by job. May be called in any thread."""
+        with self._mutex:
+            return dict(self._damage)
+
     def close(self) -> None:
         """Stop watching the shares. Idempotent."""
         self._mirror.close()
@@ -183,7 +203,16 @@ class ShareCache:
         manifest = self._mirror.get(key)
         if manifest is None:
             self._decoded.pop(job, None)
+            self._record_damage(job, "")
             return
         known = self._decoded.get(job)
         if known is None or known[0] != manifest.version:
-            self._decoded[job] = (manifest.version, decode_or_read_set(self._store, key, self._mirror).chunked.items)
+            stored = decode_or_read_set(self._store, key, self._mirror)
+            self._decoded[job] = (manifest.version, stored.chunked.items)
+            self._record_damage(job, stored.damage)
+
+    def _record_damage(self, job: str, damage: str) -> None:
+        with self._mutex:
+            self._damage.pop(job, None)
+            if damage:
+                self._damage[job] = damage

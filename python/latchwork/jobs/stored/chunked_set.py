@@ -357,10 +357,17 @@ def _validate_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """A set that was read from the store, with the entry of its manifest if there was one."""
+    """A set that was read from the store, with the entry of its manifest if there was one.
+
+    Attributes:
+        manifest: The entry of its manifest.
+        chunked: Its items, as far as they are readable.
+        damage: Why it is not readable in full. Empty if it is.
+    """
 
     manifest: Entry | None = None
     chunked: ChunkedSet = EMPTY
+    damage: str = ""
 
     def unchanged_check(self, key: str) -> At | Absent:
         """Return a transaction check that the manifest at ``key`` is unchanged since the set was read."""
@@ -440,13 +447,13 @@ def read_set(store: Store, key: str, find_known_chunk: FindKnownChunk = lambda _
             return StoredSet(manifest, decode_set(manifest.value, chunks.get, find_known_chunk))
         except BadManifest as error:
             log.error("set at %s cannot be read and counts as empty: %s", key, error)  # noqa: TRY400 - no stack needed
-            return StoredSet(manifest)
+            return StoredSet(manifest, damage=str(error))
         except MissingChunk as error:
             again = store.get(key)
             if again is not None and again.version == manifest.version:
                 log.error("set at %s is damaged, what is left is used: %s", key, error)  # noqa: TRY400 - no stack needed
                 found = defaultdict(lambda: b"[]", chunks)
-                return StoredSet(manifest, decode_set(manifest.value, found.__getitem__, find_known_chunk))
+                return StoredSet(manifest, decode_set(manifest.value, found.__getitem__, find_known_chunk), str(error))
             manifest = again
     msg = f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find out who writes it so often"
     raise Conflict(msg)

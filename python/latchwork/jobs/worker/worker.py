@@ -271,6 +271,10 @@ class JobWorker:
         found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
+    def list_damaged_shares(self) -> dict[str, str]:
+        """Return why stored shares of this node are not readable in full, by job ID."""
+        return {} if self._shares is None else self._shares.list_damaged()
+
     def remaining_lock_time_s(self) -> float | None:
         """Return the seconds until the first of this node's locks may expire without another renewal; None without
         locks.
