@@ -9,8 +9,8 @@ DEFECTS = (
         "Session",
         "a late renewal revives an expired session",
         "store/lease.py",
-        "self._lease.record_confirmation(future.result(), self._clock.now())",
-        "self._lease.record_confirmation(future.result(), -math.inf)",
+        "future.result(), self._clock.now(), resumed_at",
+        "future.result(), -math.inf, resumed_at",
         id_of(
             "store/session_thread", "an_answer_between_the_deadline_and_the_turn_of_its_thread_does_not_bring_it_back"
         ),
@@ -43,8 +43,8 @@ DEFECTS = (
         "Session",
         "the deadline counts from the answer of a renewal",
         "store/lease.py",
-        "self._lease.record_confirmation(future.result(), self._clock.now())",
-        "self._lease.record_confirmation(self._clock.now() + 0.0 * future.result(), self._clock.now())",
+        "future.result(), self._clock.now(), resumed_at",
+        "self._clock.now() + 0.0 * future.result(), self._clock.now(), resumed_at",
         id_of("store/session_thread", "the_deadline_counts_from_the_send_though_the_answer_comes_late"),
     ),
     Defect(

@@ -95,6 +95,16 @@ def test_a_lease_that_is_never_late_keeps_close_to_half_of_its_ttl():
     assert least > 0.48 * 12.0
 
 
+def test_a_resumed_lease_counts_from_its_handshake_once_a_later_renewal_is_confirmed():
+    lease = Lease(0.0, 12.0, confirm_gap_s=3.0)
+    lease.record_renewal(7.0)
+    assert lease.record_confirmation(7.0, 8.1, resumed_at=8.0)  # sent on the connection before
+    assert lease.expires_at == 12.0
+    lease.record_renewal(8.2)
+    assert lease.record_confirmation(8.2, 8.3, resumed_at=8.0)
+    assert lease.expires_at == 20.0
+
+
 def test_the_time_at_which_a_lease_was_ended_is_kept():
     lease = Lease(0.0, 2.0)
     lease.end(1.5)

@@ -201,6 +201,14 @@ class Touchable(Protocol):
         """
         ...
 
+    @property
+    def resumed_at(self) -> float:
+        """The local clock time at which the request was sent that opened or resumed the session last.
+
+        It counts like a renewal, but without the gap, once a renewal is confirmed that was sent later.
+        """
+        ...
+
     def touch(self) -> Future[float]:
         """Send a cheap request to the server, which needs no transaction.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from latchwork._base.interrupts import mutex
+from latchwork.backends.base import Touchable
 from latchwork.backends.futures import call_at_once, failed
 from latchwork.clock import Clock
 
@@ -127,14 +128,21 @@ class Lease:
         """Record that a renewal has failed."""
         self._has_failed = True
 
-    def record_confirmation(self, sent_at: float, now: float) -> bool:
+    def record_confirmation(self, sent_at: float, now: float, resumed_at: float = -math.inf) -> bool:
         """Record that the server has confirmed a renewal that was sent at ``sent_at``.
 
+        Args:
+            sent_at: Local clock time.
+            now: Local clock time.
+            resumed_at: Local clock time at which the request was sent that resumed the lease last. The lease counts
+                from it, without a gap, if the renewal was sent later.
         Returns:
             False if the lease had already ended. The confirmation is then ignored.
         """
         if self.has_ended(now):
             return False
+        if resumed_at <= sent_at:
+            self._counted = max(self._counted, resumed_at)
         self._confirmed_at = max(self._confirmed_at, sent_at)
         self._waiting.append((sent_at, True))
         self._count()
@@ -160,7 +168,7 @@ class Renewer:
         send: Sends a renewal. Returns a future of the local clock time at which it was sent. Must not block.
         answered: Called after each renewal with its error or None, and whether renewals work again after a failure.
             Runs in a thread of a client library.
-        touch: Sends a touch, like ``send``. None if the lease does not use touches.
+        touchable: Sends touches, and knows when the lease was resumed. None if the lease does not use touches.
 
     Attributes:
         is_failing: Whether a renewal has failed, or too many are unanswered, since the last confirmed one.
@@ -172,13 +180,13 @@ class Renewer:
         clock: Clock,
         send: Callable[[], Future[float]],
         answered: Callable[[BaseException | None, bool], None],
-        touch: Callable[[], Future[float]] | None = None,
+        touchable: Touchable | None = None,
     ) -> None:
         self._lease = lease
         self._clock = clock
         self._send = send
         self._answered = answered
-        self._touch = touch
+        self._touchable = touchable
         self._in_a_hurry = False
         self._lock = mutex()
         self._in_flight = 0
@@ -244,8 +252,8 @@ class Renewer:
                 return None
             unanswered = 0
             is_due = self._in_a_hurry or now >= self._lease.next_renewal_at(within_s)
-            touch = self._touch if not is_due and now >= self._lease.next_touch_at() else None
-            if touch is not None:
+            touchable = self._touchable if not is_due and now >= self._lease.next_touch_at() else None
+            if touchable is not None:
                 self._lease.record_touch(now)
             if is_due:
                 self._in_a_hurry = False
@@ -260,11 +268,11 @@ class Renewer:
             except Exception as error:  # renewing must continue after any error
                 future = failed(error)
             call_at_once(future, self._ended)
-        if touch is not None:
-            call_at_once(touch(), self._touched)
+        if touchable is not None:
+            call_at_once(touchable.touch(), self._touched)
         with self._lock:
             due = min(self._lease.next_renewal_at(within_s), self._lease.expires_at)
-            return (due if self._touch is None else min(due, self._lease.next_touch_at())), unanswered
+            return (due if self._touchable is None else min(due, self._lease.next_touch_at())), unanswered
 
     def _touched(self, future: Future[float]) -> None:
         if future.exception() is None:
@@ -275,7 +283,10 @@ class Renewer:
         error = future.exception()
         with self._lock:
             self._in_flight -= 1
-            is_confirmed = error is None and self._lease.record_confirmation(future.result(), self._clock.now())
+            resumed_at = -math.inf if self._touchable is None else self._touchable.resumed_at
+            is_confirmed = error is None and self._lease.record_confirmation(
+                future.result(), self._clock.now(), resumed_at
+            )
             recovered = is_confirmed and self.is_failing
             self.is_failing = not is_confirmed
             if not is_confirmed:

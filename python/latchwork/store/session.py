@@ -74,8 +74,8 @@ class Session:
             unanswered_s=min(every_s, backend.ttl_s / 8),
             touch_after_s=backend.touch_after_s if isinstance(backend, Touchable) else (),
         )
-        touch = backend.touch if isinstance(backend, Touchable) else None
-        self._renewer = Renewer(lease, clock, backend.renew, self._renewed, touch)
+        touchable = backend if isinstance(backend, Touchable) else None
+        self._renewer = Renewer(lease, clock, backend.renew, self._renewed, touchable)
         self._closed = False
         self._has_closed = False
         self._was_lost = False

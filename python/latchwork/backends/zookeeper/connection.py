@@ -101,7 +101,7 @@ class ZooKeeperConnection:
         self._number = self._epoch = 0
         self.is_connected = False
         self.counter_path: str | None = None
-        self.ttl_s, self.zk_session, self.opened_at = ttl_s, 0, 0.0
+        self.ttl_s, self.zk_session, self.opened_at, self.handshake_at = ttl_s, 0, 0.0, 0.0
         self.first_connected: Future[None] = LightFuture()
         self._kazoo = KazooConnection(
             settings.hosts,
@@ -311,6 +311,7 @@ class ZooKeeperConnection:
             self._epoch += 1
             self.is_connected = True
             self._barrier = None
+            self.handshake_at = sent_at
             if session_id != self.zk_session:
                 self.zk_session, self.opened_at, self.ttl_s = session_id, sent_at, granted_s
             settle = self._settle_calls() if self._unsettled else []

@@ -30,6 +30,7 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 
@@ -108,6 +109,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
         self._xid = 0
         self._has_events = False
         self._timing = timing
+        self._handshake_at = 0.0
         self.trouble = ""
         self.was_refused = False
         self.server = ("", 0)
@@ -162,7 +164,6 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._unread.clear()
         self.server = (hostip, port)
-        sent_at = self._clock.now()
         try:
             read_ms, connect_ms = super()._connect(host, hostip, port)
         except Exception as error:
@@ -174,7 +175,9 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
                 raise ConnectionDropped(f"SASL was refused or cut off: {self.trouble}") from error
             raise
         session_id = self.client._session_id or 0  # noqa: SLF001
-        self._owner.on_connected(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
+        self._owner.on_connected(
+            granted_s=round(read_ms * 1.5) / 1000, sent_at=self._handshake_at, session_id=session_id
+        )
         arrivals = select.poll()
         arrivals.register(self._socket, select.POLLIN)
         with self._sending:
@@ -187,13 +190,16 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
         """Send a step of the handshake and wait for its answer. Repeat it with a longer timeout if the server is
         slow.
         """
+        sent_at = self._clock.now()
+        if isinstance(request, Connect):
+            self._handshake_at = sent_at
         try:
             self._timing.phase = "the handshake of ZooKeeper"
             answer: object = super()._invoke(min(timeout, self._timing.handshake_s), request, xid)
         except self.handler.timeout_exception:
             self._timing.record_late_answer()
             raise
-        self._timing.record_answered()
+        self._timing.record_answered(self._clock.now() - sent_at)
         return answer
 
     def close_to_others(self) -> None:

@@ -87,6 +87,14 @@ class ZooKeeperSession:
         """
         return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
+    @property
+    def resumed_at(self) -> float:
+        """The local clock time at which the last handshake was sent.
+
+        With each handshake the timeout of the session begins again at the leader, whichever server receives it.
+        """
+        return self.connection.handshake_at
+
     def open(self, reader: ZooKeeperReader) -> FutureGenerator[ZooKeeperSession]:
         """Connect, and create the ephemeral znode of the session.
 

@@ -65,9 +65,13 @@ class Timing:
         """Record that opening a connection timed out."""
         self._late_connects += 1
 
-    def record_answered(self) -> None:
-        """Record that a step of the handshake was answered in time."""
-        self._late_handshakes = 0
+    def record_answered(self, took_s: float) -> None:
+        """Record how many seconds the answer to a step of the handshake took. A longer timeout is kept while such
+        answers need it.
+        """
+        if self._late_handshakes and took_s < self.handshake_s / 2:
+            self._late_handshakes -= 1
+        self._round_trip_s = min(self._round_trip_s, took_s)  # a lost packet may have delayed the connection
 
     def record_late_answer(self) -> None:
         """Record that a step of the handshake timed out."""

@@ -399,6 +399,11 @@ class FaultySession:
         self.confirm_gap_s = inner.confirm_gap_s
         self.touch_after_s = inner.touch_after_s if isinstance(inner, Touchable) else ()
 
+    @property
+    def resumed_at(self) -> float:
+        """The local clock time at which the request was sent that resumed the session last."""
+        return self._inner.resumed_at if isinstance(self._inner, Touchable) else self.opened_at
+
     def renew(self) -> Future[float]:
         """Renew the session, unless a fault prevents it."""
         return self._backend.renew(self._inner)
