@@ -25,7 +25,7 @@ class AsyncJobContext(AsyncWrapper):
     """
 
     async def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until this run has to stop. Only for tasks that the run has started, because its own task is canceled at
+        """Wait until this run has to stop. Use it in tasks that the run has started: the run's own task is canceled at
         that time.
 
         Args:

@@ -263,6 +263,10 @@ _OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
 def summarize(numbers: Sequence[object]) -> str:
-    """List the first ten values as text for an error message, and add the number of further ones."""
+    """Format values for an error message: the first ten, and the number of further ones.
+
+    Args:
+        numbers: The values.
+    """
     more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return ", ".join(map(str, numbers[:10])) + more

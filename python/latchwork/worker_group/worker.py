@@ -313,7 +313,7 @@ class GroupWorker(Closable):
                 try:
                     batch = await steps_of(watch.next)(deadline.left_s())
                 except WaitTimeout:
-                    raise await self._missing(timeout_s) from None
+                    raise await self._build_timeout_error(timeout_s) from None
                 record = decode_record_or_none(batch[-1].entry if batch else None, membership.keys.run)
                 if record is None:
                     raise await explain_exit(core.store, membership) or GroupTerminated(
@@ -322,7 +322,7 @@ class GroupWorker(Closable):
                 if record.is_full:
                     return await core.members()
 
-    async def _missing(self, timeout_s: float | None) -> WaitTimeout:
+    async def _build_timeout_error(self, timeout_s: float | None) -> WaitTimeout:
         """Build the timeout error whose message names the ranks that no worker has taken.
 
         Args:

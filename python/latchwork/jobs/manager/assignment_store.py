@@ -63,7 +63,7 @@ class _StoredShare:
 
     @property
     def items(self) -> tuple[str, ...]:
-        """The items: sorted, unique."""
+        """The items of the share: sorted, unique."""
         return self.content if isinstance(self.content, tuple) else self.content.items
 
     def unchanged_checks(self, key: str) -> list[Check]:

@@ -222,7 +222,7 @@ def reserved_share_key(node: str, job: str = "") -> str:
 
 
 def group_reserved_keys(stored_keys: Iterable[str]) -> dict[str, list[str]]:
-    """Group the keys that store the reserved items of restarting nodes by node.
+    """Group the keys that store reserved items by the restarting node for which the items are reserved.
 
     Args:
         stored_keys: All keys at and below ``nodes``.

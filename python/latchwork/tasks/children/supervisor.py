@@ -316,7 +316,7 @@ class Supervisor:
             signal_number: The signal.
         """
         if self.status is None:
-            send(os.killpg, self.child, signal_number)
+            send_signal(os.killpg, self.child, signal_number)
 
     def reap(self, *, wait: bool) -> None:
         """Record the end of the command if it has ended, and reap other processes that have become children of this
@@ -342,7 +342,7 @@ class Supervisor:
             while not (here := self.signal_descendants(signal.SIGSTOP)) <= known:  # a stopped process cannot fork
                 known |= here
             for pid in known:
-                send(os.kill, pid, signal.SIGKILL)
+                send_signal(os.kill, pid, signal.SIGKILL)
             self.reap(wait=False)
             if not self.has_children():
                 return
@@ -366,7 +366,7 @@ class Supervisor:
         while self.is_reaper and look_at:
             for pid in list_child_ids(look_at.pop()):
                 if pid not in found:
-                    send(os.kill, pid, signal_number)
+                    send_signal(os.kill, pid, signal_number)
                     found.add(pid)
                     look_at.append(pid)
         return {pid for pid in found if not is_zombie(pid)}
@@ -412,7 +412,7 @@ class Supervisor:
             os.write(1, line.encode("utf-8", "surrogateescape") + b"\n")
 
 
-def send(kill: Callable[[int, int], object], pid: int, signal_number: int) -> None:
+def send_signal(kill: Callable[[int, int], object], pid: int, signal_number: int) -> None:
     """Send a signal to a process or a process group, if it exists.
 
     Args:

@@ -62,7 +62,7 @@ def build_order(  # noqa: PLR0917 - the parts of one record, in its order
         format_deadline(until).encode(),
         repr(float(grace_s)).encode(),
         _absolute_folder(folder),
-        _user_ids_text(user).encode(),
+        _format_user_ids(user).encode(),
         b"",
         b"",
         f"{len(argv)} {len(pairs)}".encode(),
@@ -199,7 +199,7 @@ def _absolute_folder(folder: str | Path | None) -> bytes:
         return b""
 
 
-def _user_ids_text(user: str | None) -> str:
+def _format_user_ids(user: str | None) -> str:
     """Return the user ID, the group ID and all supplementary group IDs of a user, as text."""
     if user is None:
         return ""

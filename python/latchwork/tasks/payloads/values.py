@@ -82,7 +82,7 @@ def pack_and_detect_objects(value: object, description: str) -> tuple[bytes, boo
 
 
 def pack_plain(value: list[Any], description: str) -> bytes:
-    """Encode lists and string-keyed dictionaries of plain values. Unlike ``pack``, does not check each element.
+    """Encode lists and string-keyed dictionaries of plain values. Unlike ``pack``, this does not check each element.
 
     Args:
         value: The value.
