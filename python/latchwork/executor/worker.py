@@ -350,7 +350,7 @@ class ExecutorWorkerSession:
         for partition in self.hooks.orphaned_partitions:
             if await steps_of(self._admin_queue.items)(partition, 1):
                 self.worker_loop.request_search()
-            elif await steps_of(self._admin_queue.tidy)(partition):
+            elif await steps_of(self._admin_queue.clean_index)(partition):
                 self.hooks.remove_orphaned_partition(partition)
 
     async def _help_busiest(self) -> None:

@@ -292,10 +292,6 @@ class LockKeeper(Startable):
         """Return the locks that this keeper certainly holds, by name."""
         return {} if self._home.is_foreign else self._state.held()
 
-    def holds(self, held: HeldLock) -> bool:
-        """Return whether a lock of this keeper has not been released. The result stays True if the lock has expired."""
-        return held.is_unreleased
-
     @property
     def owner_id(self) -> str | None:
         """The ID of the current owner of this keeper's locks. None before the first lock. It changes after a loss."""

@@ -4,7 +4,7 @@
 <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
 <name>/partitions/<partition>/holders/<id>              a taker that has claims there, bound to its session; JSON
 <name>/partitions/<partition>/removed/<holder>/<sort key>/<id>   an item was removed while it was claimed: its
-holder deletes this, or ``tidy`` once that is gone
+holder deletes this, or ``clean_index`` once that is gone
 <name>/data/<number>                                    the value of an item, if it is large
 <name>/dead/<letter>                                    an item that became a dead letter, and where it was
 <name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``

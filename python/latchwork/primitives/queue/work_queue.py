@@ -669,7 +669,7 @@ class WorkQueue(Closable):
         return [] if self._puts is None else await self._puts.putters.tickets()
 
     @driven
-    async def tidy(self, partition: str) -> bool:
+    async def clean_index(self, partition: str) -> bool:
         """Remove unused entries from the index of a partition that no consumer reads.
 
         Consumers do this while they read: they remove index entries of sort keys without items, and records of removed
