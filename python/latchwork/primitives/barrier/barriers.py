@@ -126,7 +126,7 @@ class DoubleBarrier(BarrierMember):
 
     A member is its ID: one that dies inside and returns enters at once, and counts once when it leaves. One that does
     not return keeps the others from leaving until one of them times out, which ends the round for all; the next one is
-    usable. A call that is cancelled or interrupted ends the round, too. Construction does no I/O.
+    usable. A call that is canceled or interrupted ends the round, too. Construction does no I/O.
 
     Thread-safe; all threads are one member.
 
@@ -220,7 +220,7 @@ class DoubleBarrier(BarrierMember):
         return sorted(set(board.regulars) - set(await self._arrived()))
 
     async def _arrive_or_end_round(self, choose: Choice, timeout_s: float | None) -> int:
-        """Enter or leave the round. If the call is cancelled or interrupted, end the round in the background.
+        """Enter or leave the round. If the call is canceled or interrupted, end the round in the background.
 
         Otherwise this member would never leave the round, and would block every later round.
 
@@ -243,7 +243,7 @@ class DoubleBarrier(BarrierMember):
             return await self._arrive_and_wait(choose_and_note, timeout_s)
 
     async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
-        """Try once to end a round after a cancelled call. Runs as a background cleanup.
+        """Try once to end a round after a canceled call. Runs as a background cleanup.
 
         Args:
             phase: The phase at which this member may have arrived.
