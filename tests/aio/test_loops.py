@@ -129,7 +129,10 @@ def test_a_cancelled_write_says_that_it_may_have_been_applied(backend_url):
     notes = asyncio.run(cancelled())
     if notes is not None:
         assert notes == [
-            "put 'a' was on its way when it was cancelled: it may have been applied, or be yet; read again to know"
+            (
+                "put 'a' was in progress when it was canceled: it may have been applied, or may "
+                "still be applied; read again to find out"
+            )
         ]
 
 

@@ -189,7 +189,7 @@ def test_what_a_task_does_is_told_in_a_line():
 
 def test_what_cannot_be_done_with_tasks_is_one_line(executor, store):
     executor("submit", "mytasks:square", "12").refused(2, "neither a list nor an object")
-    executor("submit", "mytasks:square", "[1").refused(2, "no JSON")
+    executor("submit", "mytasks:square", "[1").refused(2, "not JSON")
     executor("submit", "mytasks:square", '["x"]').refused(2, "square")
     executor("submit", "mytasks:square", "[1, 2]").refused(2, "square")
     executor("submit", "mytasks:none", "[1]").refused(2, "mytasks:none")
@@ -199,6 +199,6 @@ def test_what_cannot_be_done_with_tasks_is_one_line(executor, store):
     executor("run").refused(2, "--import")
     executor("run", "--import", "mytasks", "--label", "x").refused(2, "--label 'x'")
     executor("cancel", "d.none").refused(1, "no task 'd.none'")
-    executor("cancel", "none").refused(2, "no id of a task")
+    executor("cancel", "none").refused(2, "not a task ID")
     with Executor(store, functions=Functions()):
         assert executor("status").code == 0

@@ -63,15 +63,18 @@ def test_settings_of_the_cluster_are_set_shown_and_unset(cli):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["jobs", "disable"], ["which jobs?"]),
-        (["jobs", "enable", "report", "--all"], ["not both"]),
+        (["jobs", "disable"], ["give either job IDs or --all"]),
+        (["jobs", "enable", "report", "--all"], ["--all"]),
         (["jobs", "default", "maybe"], ["on, off, unset"]),
         (["jobs", "set", "report"], ["nothing to change"]),
         (["jobs", "set", "report", "--cron", "x"], ["Cron expression 'x'"]),
-        (["jobs", "set", "report", "--threads", "2", "--tz", "Mars"], ["--tz is for --cron"]),
-        (["jobs", "set", "report", "--misfire", "all"], ["--misfire is for --cron"]),
+        (["jobs", "set", "report", "--threads", "2", "--tz", "Mars"], ["--tz can only be used with --cron"]),
+        (["jobs", "set", "report", "--misfire", "all"], ["--misfire can only be used with --cron"]),
         (["jobs", "set", "report", "--cron", "* * * * *", "--tz", "Mars"], ["time zone 'Mars' is unknown", "give"]),
-        (["jobs", "set", "report", "--cron", "* * * * *", "--tz", "Europe/Belrin"], ["similar ones are Europe/Berlin"]),
+        (
+            ["jobs", "set", "report", "--cron", "* * * * *", "--tz", "Europe/Belrin"],
+            ["similar names are Europe/Berlin"],
+        ),
         (["jobs", "set", "report", "--cron", "* * * * *", "--fixed-rate-s", "1"], ["one schedule"]),
         (["jobs", "set", "re/port", "--threads", "1"], ["job id 're/port'"]),
         (["settings", "set", "--unset", "speed"], ["--unset speed"]),

@@ -126,7 +126,7 @@ def test_a_task_that_is_not_there_and_one_that_has_not_ended_are_told_apart(comm
 def test_a_worker_says_what_it_cannot_import(cli):
     (cli.folder / "empty.py").write_text("")
     cli("plans", "worker", "--import", "nothing", "--url", URL).refused(2, "there is no module 'nothing'")
-    cli("plans", "worker", "--import", "empty", "--url", URL).refused(2, "empty has no function of @task")
+    cli("plans", "worker", "--import", "empty", "--url", URL).refused(2, "empty has no @task functions")
 
 
 def test_a_plan_whose_record_is_damaged_is_removed(command, store, made):

@@ -229,7 +229,7 @@ def test_a_strategy_of_ones_own_for_one_job_places_its_items_by_the_labels_of_no
         (["--label", "a=1", "--label", "a=2"], "given twice"),
         (["--strategy", "fastest"], "balanced"),
         (["--strategy", "rendezvous", "--strategy", "balanced"], "given twice"),
-        (["--strategy", "one=placing:broken"], "no strategy"),
+        (["--strategy", "one=placing:broken"], "not a strategy"),
         (["--strategy", "placing:nothing"], "no attribute 'nothing'"),
         (["--strategy", "nowhere:at_all"], "no module 'nowhere'"),
         (["--weight", "0"], "weight"),

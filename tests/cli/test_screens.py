@@ -170,7 +170,7 @@ def test_one_item_has_no_plural(cli, hostile):
 def test_why_of_an_item_that_is_not_there_says_so_and_exits_with_1(cli, hostile):
     done = cli("why", "one", "onyl", "--url", hostile)
     assert (done.code, done.err) == (1, "")
-    assert "item 'onyl' is not in the work pool of job one, which has 1 item; similar ones are 'only'" in done.out
+    assert "item 'onyl' is not in the work pool of job one, which has 1 item; similar names are 'only'" in done.out
     assert cli("why", "one", "onyl", "--json", "--url", hostile).json["in_pool"] is False
     assert cli("why", "one", "only", "--url", hostile).code == 0
 

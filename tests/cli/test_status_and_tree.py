@@ -175,7 +175,7 @@ def test_tree_with_values_masks_secrets_and_defuses_control_characters(cli):
     done = cli("tree", "--values", "--url", url)
     assert done.code == 0
     assert "readable" in done.out
-    assert "<3 bytes that are no text>" in done.out
+    assert "<3 bytes, not text>" in done.out
     assert "\x1b" not in done.out
     assert r"\x1b[31mred\x1b[0m [bold]markup[/bold]" in done.out
     assert '"user": "ann"' in done.out

@@ -89,7 +89,7 @@ def test_a_detached_task_that_is_not_over_is_not_forgotten(pool):
     assert ref.state().phase == "queued"
     with pytest.raises(LatchworkError, match="cancel it before"):
         ref.forget()
-    with pytest.raises(TimeoutError, match="not over"):
+    with pytest.raises(TimeoutError, match="has not ended"):
         ref.result(0.05)
 
 

@@ -75,7 +75,7 @@ def test_process_without_a_worker_leaves_after_the_given_time_and_names_its_task
     assert done.returncode == 0, done
     assert time.monotonic() - began >= 4.0
     assert "WARNING:latchwork.executor.executor:waiting for 5 tasks ('exit.square'" in done.stderr
-    assert "Ctrl-C leaves" in done.stderr
+    assert "press Ctrl-C to leave" in done.stderr
     assert "WARNING:latchwork.executor.executor:gave up 5 tasks" in done.stderr
 
 
@@ -87,7 +87,9 @@ def test_process_names_a_running_task_at_info_level_and_asks_it_to_stop_when_it_
         )
         assert done.returncode == 0, done
         assert time.monotonic() - began >= 4.0
-        assert "INFO:latchwork.executor.executor:waiting for 1 task ('exit.endless'); Ctrl-C leaves" in done.stderr
+        assert (
+            "INFO:latchwork.executor.executor:waiting for 1 task ('exit.endless'); press Ctrl-C to leave" in done.stderr
+        )
         assert "WARNING:latchwork.executor.executor:gave up 1 task ('exit.endless') after 4 s" in done.stderr
         assert STOPPED.wait(20.0)
 

@@ -112,7 +112,7 @@ def eventually_finished(store, count):
 
 def test_one_task_is_removed_by_its_id_once_it_has_ended(pool, store):
     pool.detached(square, 3, id="one")
-    with pytest.raises(LatchworkError, match="not over"):
+    with pytest.raises(LatchworkError, match="has not ended"):
         forget_task(store, "d.one")
     cancel_task(store, "d.one")
     assert forget_task(store, "one")

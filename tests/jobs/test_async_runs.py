@@ -243,7 +243,7 @@ def test_a_closed_loop_ends_what_functions_left_behind_and_runs_nothing_more(loo
     loop.run(leave_behind, never)
     assert loop.close(5.0)
     assert ended == ["task", "generator"]
-    with pytest.raises(Closed, match="nothing runs there any more"):
+    with pytest.raises(Closed, match="runs nothing any more"):
         loop.run(leave_behind, never)
 
 

@@ -54,7 +54,7 @@ def test_a_lock_name_gives_back_its_job_and_item():
 
 
 def test_a_foreign_key_below_locks_is_refused():
-    with pytest.raises(ValueError, match="no encoded work item"):
+    with pytest.raises(ValueError, match="not an encoded work item"):
         decode_item("a/b")
 
 

@@ -198,7 +198,7 @@ def test_an_observer_that_raises_disturbs_nothing_and_is_logged_once(memory, clu
     ran = []
     cluster.node(memory, "n1", cluster.endless(items=["a"], run=ran.append), observers=[Clumsy()])
     eventually(lambda: len(ran) > 5)
-    assert caplog.text.count("raised in run;") == 1
+    assert caplog.text.count("raised an exception in run;") == 1
 
 
 def test_what_is_no_observer_is_refused(memory, cluster):

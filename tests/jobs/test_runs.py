@@ -59,7 +59,7 @@ def test_a_run_that_returns_a_coroutine_has_failed(start, eventually):
     stats = eventually(
         lambda: (run._setup.outcomes.get_stats(0, 0).failures and run._setup.outcomes.get_stats(0, 0)) or None
     )
-    assert "run returned a coroutine, which is never run" in stats.last_error
+    assert "run returned a coroutine, which never runs" in stats.last_error
 
 
 def test_a_run_told_to_stop_while_it_waits_keeps_its_due(start, eventually):

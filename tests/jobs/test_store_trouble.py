@@ -96,7 +96,7 @@ def test_a_store_that_becomes_full_stops_the_runs_before_their_locks_end_and_the
         assert min(margins) > 0
         assert "the runs are asked to stop" in caplog.text
         assert any(word in caplog.text for word in ("free space on its disk", "compact and defragment"))
-        eventually(lambda: caplog.text.count("is full, writes fail until there is space again") == 1, 20)
+        eventually(lambda: caplog.text.count("is full; writes fail until space is freed") == 1, 20)
         assert "has space again" not in caplog.text
         small.free()
         eventually(lambda: len(cluster.log.owners()) == 2, 30)

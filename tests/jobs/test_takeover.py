@@ -214,7 +214,7 @@ def test_a_node_told_to_end_hands_its_items_over_at_once(fleet, eventually):
     fleet.killed_at[process.pid] = now()
     taken = eventually(lambda: len(found := fleet.started_since(moment, {leaving})) == len(ITEMS) and found)
     assert max(taken.values()) - moment <= 2.0, "it must not wait for any TTL"
-    assert "asked to end by SIGTERM" in fleet.output(leaving)
+    assert "stopping because of signal SIGTERM" in fleet.output(leaving)
     assert "is closed, it took" in fleet.output(leaving)
     assert "Traceback" not in fleet.output(leaving)
     check_runs(fleet.events(), fleet.killed_at)

@@ -43,7 +43,7 @@ def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, 
     assert "distributed as n1 1 (able: n1)" in found.sentences[1]
     assert found.sentences[2].startswith("strategy balanced: 'n1' keeps 'north'")
     assert re.search(r"node n1 holds its lock since \d{4}-\d\d-\d\dT[\d:]+Z \(fencing token ", found.sentences[3])
-    assert "settled up to 1970-01-01T00:10:00Z" in said(memory, "report", "north", fired=FireProgress(600.0))
+    assert "everything is done up to 1970-01-01T00:10:00Z" in said(memory, "report", "north", fired=FireProgress(600.0))
     assert "has started and not ended" in said(memory, "report", "north", fired=FireProgress(600.0, 600.0))
 
 
@@ -119,7 +119,7 @@ def test_an_item_that_is_not_in_the_pool_is_answered_with_similar_ones(memory, c
     cluster.node(memory, "n1", cluster.endless(items=["north", "south"]))
     eventually(lambda: len(cluster.log.owners()) == 2)
     assert said(memory, "report", "norht").startswith(
-        "item 'norht' is not in the work pool of job report, which has 2 items; similar ones are 'north'"
+        "item 'norht' is not in the work pool of job report, which has 2 items; similar names are 'north'"
     )
     with pytest.raises(UnknownJob, match="known are: report"):
         said(memory, "rapport", "north")

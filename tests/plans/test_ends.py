@@ -264,7 +264,7 @@ def test_ends_of_dense_layers_fit_into_their_transactions_and_no_task_runs_twice
     with PlanWorker(store, slots=16, functions=counted):
         assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
     assert set(runs.values()) == {1}
-    assert "cannot be ended" not in caplog.text
+    assert "cannot be completed" not in caplog.text
 
 
 def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(two_and_sum):

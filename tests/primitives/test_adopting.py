@@ -206,7 +206,7 @@ def test_an_adoption_without_a_server_says_so_and_can_be_called_again(keepers, c
 def test_the_own_owner_cannot_be_adopted(keepers):
     keeper = keepers()
     keeper.acquire("job/1", 5.0)
-    with pytest.raises(ValueError, match="is this keeper's own"):
+    with pytest.raises(ValueError, match="is that of this keeper"):
         keeper.adopt(keeper.owner_id)
 
 

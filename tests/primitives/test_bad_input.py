@@ -399,7 +399,7 @@ def taken_from_backlog(store):
 def test_a_ttl_below_the_least_is_raised_to_it_with_a_warning(store, make, caplog):
     with caplog.at_level(logging.WARNING):
         one = make(store, ttl_s=0.01)
-    assert "a ttl of 0.01 s is raised to the least, 0.3 s" in caplog.text
+    assert "a TTL of 0.01 s is raised to the minimum, 0.3 s" in caplog.text
     held = one.acquire("a", 5.0) if hasattr(one, "try_acquire_many") else one  # of a keeper
     if held is one:
         one.acquire(5.0)

@@ -111,7 +111,7 @@ def test_a_generation_that_is_named_lets_through_if_it_has_passed(barrier, in_th
         each.outcome()
     assert barrier("a").wait(0.0, generation=0) == 0
     assert barrier("b").arrived() == []
-    with pytest.raises(ValueError, match="that is to come; open is 1"):
+    with pytest.raises(ValueError, match="not opened yet; the open one is 1"):
         members[0].wait(0.0, generation=2)
 
 

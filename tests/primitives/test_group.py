@@ -285,7 +285,7 @@ def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, mo
 
 def test_what_is_no_log_of_views_is_refused(connect, group):
     connect().put("web/views", b'{"number": "many"}')
-    with pytest.raises(LatchworkError, match=r"key 'web/views' holds something else than views .*; use another name"):
+    with pytest.raises(LatchworkError, match=r"key 'web/views' does not contain views .*; use another name"):
         run(Replica(ViewLog(connect(), "web", "web")).advance_to(connect().get("web/views")))
 
 
@@ -331,7 +331,7 @@ def test_bad_ids_and_attributes_are_refused_before_any_io(group):
         Group(None, "web", member_id="a", weight=-1.0)
     with pytest.raises(TypeError, match="must be text"):
         Group(None, "web", member_id="a", labels={"cores": 4})
-    with pytest.raises(LatchworkError, match="only looked on here"):
+    with pytest.raises(LatchworkError, match="only observed here"):
         group().update(weight=2.0)
 
 

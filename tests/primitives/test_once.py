@@ -155,7 +155,7 @@ def test_a_wait_ends_with_its_time_and_leaves_nothing(once, in_thread):
     running = in_thread(lambda: a.run(gate))
     assert gate.started.wait(20.0)
     for timeout_s in (0.0, 0.1):
-        with pytest.raises(WaitTimeout, match="once 'migrate' is still run by 'slow'"):
+        with pytest.raises(WaitTimeout, match="once 'migrate' is still being run by 'slow'"):
             b.run(never, timeout_s=timeout_s)
     assert b.waiters() == []
     gate.go.set()
@@ -422,7 +422,7 @@ def test_a_function_that_asks_for_its_own_outcome_is_refused_instead_of_hanging(
     mine, refusals = once(), []
 
     def asks(_work):
-        with pytest.raises(LatchworkError, match="run by this very thread") as caught:
+        with pytest.raises(LatchworkError, match="being run by this thread") as caught:
             mine.run(never, timeout_s=30.0)
         refusals.append(caught.value)
         return b"done"

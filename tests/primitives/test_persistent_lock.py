@@ -214,7 +214,7 @@ def test_releasing_what_is_not_held_is_an_error(locks):
 def test_acquiring_twice_is_an_error_and_does_not_hang(locks):
     lock = locks()
     lock.acquire(5.0)
-    with pytest.raises(LatchworkError, match="held by this very thread"):
+    with pytest.raises(LatchworkError, match="held by this thread"):
         lock.acquire()
 
 

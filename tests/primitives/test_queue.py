@@ -506,7 +506,7 @@ def test_losing_the_session_or_closing_ends_a_wait(queue, connect, in_thread, ev
 def test_values_that_cannot_be_put_are_refused_before_any_io():
     with pytest.raises(TypeError, match="must be bytes, not str"):
         Queue(None, "work").put("text")
-    with pytest.raises(ValueTooLarge, match="the limit is 990,000; put a key of it instead"):
+    with pytest.raises(ValueTooLarge, match="the limit is 990,000; store it under a key and put that key instead"):
         Queue(None, "work").put(b"x" * 990_001)
     with pytest.raises(ValueError, match="priority must be a whole number from 0 to 9"):
         PriorityQueue(None, "work").put(b"x", priority=10)

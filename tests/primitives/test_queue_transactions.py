@@ -148,9 +148,9 @@ def test_items_of_a_bounded_work_queue_stay_in_their_partition_and_are_put_by_pu
         queue.put("a", "s", "1", b"")
         with pytest.raises(KeyExists):
             queue.put("a", "s", "1", b"")
-        with pytest.raises(ValueError, match="a transaction of yours cannot keep"):
+        with pytest.raises(ValueError, match="your own transaction cannot enforce"):
             queue.put_ops("a", "s", {"2": b""})
-        with pytest.raises(ValueError, match="a transaction of yours cannot keep"):
+        with pytest.raises(ValueError, match="your own transaction cannot enforce"):
             queue.create_claimed("a", "s", "2", b"", session=store.session)
         claim = queue.take("a")
         with pytest.raises(ValueError, match="its items stay in their partitions"):

@@ -134,7 +134,7 @@ def test_two_that_see_the_same_free_permit_do_not_both_get_it(limiter, connect, 
 
 def test_another_rate_than_the_stored_one_is_refused(limiter):
     limiter(2, 60.0).acquire()
-    with pytest.raises(LatchworkError, match=r"gives 2 per 60 s, with slack 2 s; make it like that"):
+    with pytest.raises(LatchworkError, match=r"gives 2 per 60 s, with slack 2 s; create it with these values"):
         limiter(3, 60.0).acquire()
 
 

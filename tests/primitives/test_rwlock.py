@@ -266,7 +266,7 @@ def test_a_downgrade_that_fails_after_a_close_leaves_nothing_held(rwlock, connec
         raise Unavailable("cut")
 
     monkeypatch.setattr(store, "commit", closed_before)
-    with pytest.raises(Closed, match="was closed, and its hold released"):
+    with pytest.raises(Closed, match="was closed and released"):
         mine.downgrade()
     assert (mine.read.is_held, mine.write.is_held) == (False, False)
     assert other.write.acquire(30.0)
@@ -276,6 +276,6 @@ def test_a_downgrade_after_the_close_of_the_side_that_takes_it_releases_it(rwloc
     mine, other = rwlock(), rwlock()
     mine.write.acquire(5.0)
     mine.read.close()
-    with pytest.raises(Closed, match="was closed, and its hold released"):
+    with pytest.raises(Closed, match="was closed and released"):
         mine.downgrade()
     assert other.write.acquire(30.0)

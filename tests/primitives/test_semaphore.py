@@ -129,7 +129,7 @@ def test_only_the_first_waiter_watches_the_leases(semaphore, connect, in_thread,
 
 def test_another_size_than_the_stored_one_is_refused_and_none_takes_it(semaphore):
     with semaphore(2):
-        with pytest.raises(LatchworkError, match="has 2 leases, not 3; make it with leases=2, or resize it"):
+        with pytest.raises(LatchworkError, match="has 2 leases, not 3; create it with leases=2, or resize it"):
             semaphore(3).acquire(5.0)
         with semaphore(None) as fence:
             assert fence
@@ -138,7 +138,7 @@ def test_another_size_than_the_stored_one_is_refused_and_none_takes_it(semaphore
 
 def test_without_any_size_it_cannot_be_acquired(semaphore):
     assert semaphore(None).size() is None
-    with pytest.raises(LatchworkError, match="has no size yet; make it with leases=n"):
+    with pytest.raises(LatchworkError, match="has no size yet; create it with leases=n"):
         semaphore(None).acquire(5.0)
 
 
@@ -362,7 +362,7 @@ def test_a_key_in_the_place_of_ones_own_lease_is_one_error_and_the_next_has_a_tu
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "create_ordered", another_program_writes_too)
-        with pytest.raises(BadRecord, match=r"leases/t-[0-9a-f-]+' is no lease of semaphore 'scanner'.* delete it"):
+        with pytest.raises(BadRecord, match=r"leases/t-[0-9a-f-]+' is not a lease of semaphore 'scanner'.* delete it"):
             mine.acquire(5.0)
     assert mine.waiters() == []
     store.delete_tree("scanner/leases")

@@ -106,9 +106,9 @@ def test_keys_that_nobody_here_wrote_are_skipped_and_what_is_no_item_is_a_dead_l
     assert values(take(mine, 9)) == [b"s/2"]
     (letter,) = mine.dead_letters()
     assert letter.id == "1"
-    assert "holds no item of a work queue" in letter.why
+    assert "does not contain an item of a work queue" in letter.why
     store.put("work/dead/x", b"[]")
-    assert "holds no item" in mine.dead_letters()[1].why
+    assert "does not contain an item" in mine.dead_letters()[1].why
     mine.drop("x")
 
 
@@ -141,7 +141,9 @@ def test_names_that_are_no_segment_are_refused_before_any_io(bad):
 
 def test_values_and_numbers_that_cannot_be_are_refused_before_any_io():
     mine = WorkQueue(None, "work")
-    with pytest.raises(ValueTooLarge, match=r"an item of your own transaction holds 4,096; put it with put\(\)"):
+    with pytest.raises(
+        ValueTooLarge, match=r"an item in your own transaction holds at most 4,096; put it with put\(\)"
+    ):
         mine.put_ops("l", "s", {"i": LARGE})
     with pytest.raises(ValueTooLarge, match="the limit is 990,000"):
         mine.put("l", "s", "i", b"x" * 990_001)

@@ -377,13 +377,13 @@ def test_tidying_a_partition_forgets_its_empty_sort_keys_and_no_other(backlog, s
         mine.put("left", f"s{number:02}", "1", b"")
     for number in [*range(5), *range(6, 20)]:
         store.delete(mine.key("left", f"s{number:02}", "1"))
-    assert not mine.clean_index("left")
+    assert not mine.tidy("left")
     assert [item.sort_key for item in mine.items("left")] == ["s05"]
     assert store.children("work/partitions/left/sort_keys") == ["s05"]
     store.delete(mine.key("left", "s05", "1"))
-    assert mine.clean_index("left")
+    assert mine.tidy("left")
     assert mine.partitions() == []
-    assert mine.clean_index("left")
+    assert mine.tidy("left")
 
 
 def test_tidying_a_partition_leaves_a_sort_key_into_which_somebody_puts_meanwhile(backlog, connect, monkeypatch):
@@ -391,5 +391,5 @@ def test_tidying_a_partition_leaves_a_sort_key_into_which_somebody_puts_meanwhil
     mine.put("left", "s", "1", b"")
     mine.remove(mine.find("left", "s", "1"))
     meanwhile(store, monkeypatch, lambda: mine.put("left", "s", "2", b""))
-    assert not backlog(store=store).clean_index("left")
+    assert not backlog(store=store).tidy("left")
     assert ids(mine.try_take(["left"])) == ["2"]

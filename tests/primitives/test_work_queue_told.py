@@ -164,7 +164,7 @@ def test_a_told_take_whose_answer_is_lost_is_had_by_the_next_take_or_by_nobody(
 
 def test_items_of_another_backlog_and_bad_limits_are_refused(told, backlog):
     found = told("1/a")
-    with pytest.raises(ValueError, match="no item of work queue 'elsewhere'"):
+    with pytest.raises(ValueError, match="not an item of work queue 'elsewhere'"):
         backlog("elsewhere").take_items(found)
     with pytest.raises(ValueError, match="limit must be at least 1"):
         backlog().wait_items("any", 0, limit=0)

@@ -166,7 +166,7 @@ def test_what_is_no_item_of_a_queue_is_a_dead_letter_and_the_next_item_is_taken(
         (letter,) = queue.dead_letters()
         assert letter.id == ids[0]
         assert letter.value == DEEP
-        assert "holds no item of a work queue" in letter.why
+        assert "does not contain an item of a work queue" in letter.why
         store.put("q/dead/zzz", b"nobody's")
         assert [each.id for each in queue.dead_letters()] == [ids[0], "zzz"]
         with pytest.raises(BadRecord, match=r"delete it"):

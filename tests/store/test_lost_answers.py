@@ -324,7 +324,7 @@ OTHERS = {
     *("holder", "holders", "items", "last", "leader", "list", "members", "next", "outcome", "partitions"),
     *("putters", "result", "round", "runner", "size", "state", "status", "sync", "takers", "value", "wait"),
     *("wait_joined", "wait_until", "waiters", "pending_deps", "was_committed"),
-    *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "clean_index"),
+    *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "tidy"),
 }
 #: Calls that are made of others which are swept.
 COMPOSED = {"Election.run", "LeaderLatch.run", "PersistentLock.adopt", "PriorityQueue.drop", "PriorityQueue.requeue"}

@@ -90,7 +90,7 @@ def test_a_primitive_tells_whether_it_is_held_and_for_how_long(store, registry):
     del lock
     gc.collect()
     assert registry.get_sample_value("latchwork_primitive_held", labels) is None, "it is not kept alive"
-    with pytest.raises(TypeError, match="watch a lock"):
+    with pytest.raises(TypeError, match="pass a lock"):
         metrics.watch("n", Counter(store, "n"))
 
 

@@ -247,4 +247,4 @@ def test_an_end_that_the_server_does_not_answer_has_a_reason_in_the_log(caplog, 
     monkeypatch.setattr("latchwork.store.session._CLOSE_TIMEOUT_S", 0.05)
     with caplog.at_level("INFO"):
         opened(Silent()).close()
-    assert "it will run out there: no answer within 0.05 s" in caplog.text
+    assert "will expire there: no answer within 0.05 s" in caplog.text

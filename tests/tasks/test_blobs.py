@@ -49,7 +49,7 @@ def test_a_value_that_somebody_damaged_is_refused(store):
     blobs = Blobs(store, "data")
     ref = blobs.write("owner", b"x" * (CHUNK_BYTES + 5))
     store.put(f"data/owner/{ref.id}/0001", b"y" * 5)
-    with pytest.raises(BadRecord, match="somebody else wrote to its keys"):
+    with pytest.raises(BadRecord, match="another program wrote to its keys"):
         blobs.read(ref)
     store.delete(f"data/owner/{ref.id}/0001")
     with pytest.raises(BadRecord, match="has lost a part"):

@@ -155,7 +155,7 @@ def test_it_is_ended_at_its_moment_though_it_ignores_sigterm():
     with shell("trap '' TERM HUP INT; while :; do sleep 0.1; done", until=in_(0.3)) as child:
         end = child.wait(PATIENCE_S)
     assert (end.why, end.signal) == ("deadline", signal.SIGKILL)
-    assert str(end) == "was ended by force: its time was over"
+    assert str(end) == "was killed: its time was over"
 
 
 def test_its_moment_may_be_moved_on_and_back():

@@ -24,12 +24,12 @@ def test_an_unknown_name_lists_names_that_are_near():
 
 
 def test_a_function_that_was_not_registered_is_refused_with_what_to_do():
-    with pytest.raises(UnknownFunction, match="print is not registered; put @task before it"):
+    with pytest.raises(UnknownFunction, match="print is not registered; decorate it with @task"):
         DEFAULT.resolve(print)
 
 
 def test_a_lambda_has_no_name_that_others_know():
-    with pytest.raises(ValueError, match="has no name that other processes know; give it one"):
+    with pytest.raises(ValueError, match="has no name that other processes could use; give it one"):
         Functions().task(lambda: 1)
 
 

@@ -144,7 +144,7 @@ def test_an_exception_that_cannot_be_shown_is_an_outcome_all_the_same():
         def __str__(self):
             raise OSError
 
-    assert "its message cannot be made: OSError" in stored(Outcome.from_exception(Broken())).failure.text
+    assert "its message cannot be created: OSError" in stored(Outcome.from_exception(Broken())).failure.text
 
 
 def test_a_huge_message_is_cut_in_the_middle():

@@ -153,9 +153,9 @@ class Child(Counted): ...
         ("x", int | None, r"int \| None"),
         (-1, Annotated[int, msgspec.Meta(ge=0)], "as annotated"),
         (2, Literal[1, 3], "Literal"),
-        (Counted(1), Counted, "would come back as"),
+        (Counted(1), Counted, "would be read back as"),
         (Child(1), Counted, "of type Counted, and is a Child"),
-        ("\ud800", str, "half of a character"),
+        ("\ud800", str, "a lone surrogate"),
         (ValueError(object()), Any, "give plain values"),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__),
@@ -166,14 +166,14 @@ def test_what_would_come_back_as_another_is_refused(value, type_, why):
 
 
 def test_an_object_that_its_constructor_changes_is_refused():
-    with pytest.raises(NotSerializable, match="would come back as"):
+    with pytest.raises(NotSerializable, match="would be read back as"):
         PLAIN.encode(Counted(1), "it", Counted)
 
 
 def test_what_holds_itself_is_refused():
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(NotSerializable, match="nested more than 64 deep, or holds itself"):
+    with pytest.raises(NotSerializable, match="nested more than 64 deep, or contains itself"):
         PLAIN.encode(value, "it")
 
 
@@ -227,7 +227,7 @@ def test_arguments_that_the_function_does_not_take_are_refused_before_anything_i
 
 def test_arguments_for_another_version_of_a_function_are_its_error():
     stored = PAYLOADS.encode_call(DEFAULT.resolve(anything), (1, 2), {})
-    with pytest.raises(BadPayload, match="another version of it was called"):
+    with pytest.raises(BadPayload, match="the caller has another version of it"):
         PAYLOADS.decode_call(DEFAULT.resolve(square), stored)
     stored = PAYLOADS.encode_call(DEFAULT.resolve(anything), ("x",), {})
     with pytest.raises(BadPayload, match=r"argument 'n' of .* has to be of type int"):
@@ -236,7 +236,7 @@ def test_arguments_for_another_version_of_a_function_are_its_error():
 
 def test_a_payload_above_its_limit_is_refused_at_both_ends():
     small = Payloads(max_payload_bytes=100)
-    with pytest.raises(PayloadTooLarge, match="put it elsewhere, and pass its address"):
+    with pytest.raises(PayloadTooLarge, match="store it elsewhere and pass its address"):
         small.encode(b"x" * 100, "it")
     with pytest.raises(BadPayload, match="at most 100 are read here"):
         small.decode(PAYLOADS.encode(b"x" * 100, "it"), Any, "it")

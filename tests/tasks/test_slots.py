@@ -213,7 +213,7 @@ def test_more_calls_than_slots_are_refused():
     with make(stop_grace_s=0.1) as slots:
         start(slots, examples.waits)
         assert slots.free_slots == 0
-        with pytest.raises(LatchworkError, match="all 1 slots are taken"):
+        with pytest.raises(LatchworkError, match="all 1 slots are in use"):
             start(slots, examples.square, 1)
 
 

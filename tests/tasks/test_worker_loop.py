@@ -39,7 +39,7 @@ def is_tidy(store):
 
 def is_empty(store):
     """Nothing is left, but perhaps an empty shelf in the index, which the next look would take out."""
-    assert WorkQueue(store, "work").clean_index("any")
+    assert WorkQueue(store, "work").tidy("any")
     return [entry.key for entry in store.list("work", recursive=True) if entry.owner is None] == []
 
 

@@ -203,7 +203,7 @@ def test_other_machines_are_let_in_only_once_somebody_has_a_password(served, hos
     accounts.create_account("ann", None, by="test")
     for local in ("127.0.0.1", "::1", "[::1]", "localhost"):
         check_exposure(app, local)
-    with pytest.raises(LatchworkError, match=f"--host {re.escape(host)} lets other machines ask.*users set NAME"):
+    with pytest.raises(LatchworkError, match=f"--host {re.escape(host)} lets other machines connect.*users set NAME"):
         check_exposure(app, host)
     accounts.set_password("ann", "correct horse battery", by="test")
     check_exposure(app, host)

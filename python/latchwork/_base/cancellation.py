@@ -116,4 +116,6 @@ class StopSignal:
         try:
             call_user(listener)
         except Exception:
-            _log.exception("stop listener %r of %s raised; the others are called", listener, self._what)
+            _log.exception(
+                "stop listener %r of %s raised an exception; the other listeners are still called", listener, self._what
+            )

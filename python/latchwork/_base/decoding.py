@@ -72,7 +72,7 @@ class Decoder(Generic[T]):
         try:
             return self._decode(entry.value)
         except ValueError as error:
-            raise BadRecord(f"key {entry.key!r} holds something else than {self._what} ({error}){self._hint}") from None
+            raise BadRecord(f"key {entry.key!r} does not contain {self._what} ({error}){self._hint}") from None
 
     def find(self, value: bytes) -> T | None:
         """Decode a stored value to a record. Return None if the value is not a valid record of this type."""

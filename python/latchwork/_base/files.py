@@ -76,10 +76,10 @@ def _refuse_foreign(folder: Path, *, is_last: bool) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{where} is not a folder")
     if found.st_uid != user and (is_last or found.st_uid != 0):
-        raise PermissionError(f"{where} belongs to user {found.st_uid}, not to user {user}, who would use it")
+        raise PermissionError(f"{where} belongs to user {found.st_uid}, not to user {user}, who is to use it")
     open_to = found.st_mode & (0o002 if _is_private_group(found) else 0o022)
     if open_to and (is_last or not found.st_mode & stat.S_ISVTX):
-        raise PermissionError(f"other users may write to {where}: take that right away with chmod go-w")
+        raise PermissionError(f"other users may write to {where}: run chmod go-w on it")
 
 
 def _is_private_group(found: os.stat_result) -> bool:

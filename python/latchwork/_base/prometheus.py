@@ -18,7 +18,7 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as missing:
     raise BackendNotInstalled(
-        'metrics need the package prometheus-client; install it with pip install "latchwork[metrics]"'
+        'metrics need the package prometheus-client; run: pip install "latchwork[metrics]"'
     ) from missing
 
 if TYPE_CHECKING:

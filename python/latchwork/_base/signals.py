@@ -79,7 +79,7 @@ def on_end_signals(first: Callable[[], object], second: Callable[[], object]) ->
             name = requests.get()
             if name == _LEFT:
                 return
-            _log.info("asked to end by %s", name)
+            _log.info("stopping because of signal %s", name)
             call()
 
     thread = threading.Thread(target=listen, name="latchwork-signals", daemon=True)

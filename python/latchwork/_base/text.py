@@ -62,7 +62,7 @@ def message(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException as broken:
-        return f"<its message cannot be made: {_NAME_OF(type(broken))}>"
+        return f"<its message cannot be created: {_NAME_OF(type(broken))}>"
 
 
 def has_message(error: BaseException) -> bool:

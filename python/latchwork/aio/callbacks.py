@@ -42,7 +42,7 @@ def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
         what: Description of the argument for error messages.
     """
     if not callable(fn):
-        raise TypeError(f"{what} was given {fn!r} to run; give an async def function")
+        raise TypeError(f"{what} was given {fn!r} to run; pass an async def function")
     if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
         raise TypeError(
             f"{what} was given {fn!r}, which is no async def function; give one, or use the synchronous class"
@@ -168,7 +168,7 @@ class _ListenerCall:
     def wait(self) -> None:
         loop = self._mailbox.loop
         if not self._mailbox.post(self._call, None):
-            _log.info("a listener is not called: its event loop has ended")
+            _log.info("a listener was not called because its event loop has ended")
             return
         while not self._ended.wait(_LOOP_CHECK_S):
             if not loop.is_running():

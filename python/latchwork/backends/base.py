@@ -481,5 +481,5 @@ def check_version(version: Hashable, kind: type) -> None:
         ValueError: The version is from another kind of backend.
     """
     if not isinstance(version, kind):
-        msg = f"version {version!r} did not come from this store; read the key again with the store you write with"
+        msg = f"version {version!r} did not come from this store; read the key again with the store that you write with"
         raise ValueError(msg)  # noqa: TRY004 - a wrong value, not a wrong type, for the caller

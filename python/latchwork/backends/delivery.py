@@ -47,7 +47,10 @@ class DeliveringWatch:
         try:
             self._callback(event)
         except Exception:
-            _log.exception("the callback of the watch on %r raised, the event is lost; please report this", self.prefix)
+            _log.exception(
+                "the callback of the watch on %r raised an exception, the event is lost; please report this",
+                self.prefix,
+            )
         finally:
             with self._mutex:
                 self._deliverer = None
@@ -68,4 +71,4 @@ class DeliveringWatch:
                 return
             idle = self._idle = self._idle or Signal()
         if not SYSTEM_CLOCK.wait(idle, _CLOSE_TIMEOUT_S):
-            _log.error("the callback of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
+            _log.error("the callback of the watch on %r did not return within %.0f s", self.prefix, _CLOSE_TIMEOUT_S)

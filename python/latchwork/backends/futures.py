@@ -170,7 +170,7 @@ class LightFuture(Future[T]):
             result, exception = _apply(mapping, result, exception)
         with self._mutex:
             if self._has_ended:
-                msg = "the future has ended already"
+                msg = "the future has already ended"
                 raise InvalidStateError(msg)
             if self._mapping is not mapping:  # it came just now
                 result, exception = _apply(self._mapping, result, exception)
@@ -193,7 +193,7 @@ class LightFuture(Future[T]):
             try:
                 call_user(callback, self)
             except Exception:
-                _log.exception("a callback of a future raised")
+                _log.exception("a callback of a future raised an exception")
 
 
 class _Field:

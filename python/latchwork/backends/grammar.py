@@ -40,7 +40,7 @@ def append_number(key: str, number: int) -> str:
         QuotaExceeded: The number has more digits, so that the key would sort before others.
     """
     if number >= 10**SUFFIX_DIGITS:
-        raise QuotaExceeded(f"all numbers of sequential keys next to {key!r} were given out; use another parent")
+        raise QuotaExceeded(f"all numbers of sequential keys next to {key!r} have been used; use another parent")
     return f"{key}{number:0{SUFFIX_DIGITS}d}"
 
 
@@ -102,7 +102,7 @@ class InvalidKeys:
             more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
             last = "; further ones are skipped without a word" if is_full else ""
             _log.warning(
-                "%d names below %s are no keys, another program wrote them; they are skipped: %s%s%s",
+                "%d names below %s are not valid keys (another program wrote them) and are skipped: %s%s%s",
                 len(new),
                 self._where,
                 named,

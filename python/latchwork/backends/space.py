@@ -30,7 +30,7 @@ class SpaceNotice:
         with self._lock:
             is_new, self.is_full = not self.is_full, True
         if is_new:
-            _log.warning("%s is full, writes fail until there is space again: %s", self._where, error)
+            _log.warning("%s is full; writes fail until space is freed: %s", self._where, error)
 
     def record_write(self) -> None:
         """Record that a write that needs space has succeeded. Cheap while the store has space."""

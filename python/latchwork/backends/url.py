@@ -133,7 +133,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         BackendNotInstalled: The scheme belongs to another package that cannot be imported.
     """
     if not url.isascii() and any("\ud800" <= letter <= "\udfff" for letter in url):
-        raise InvalidURL("a connection URL is text that UTF-8 can encode, and this one holds a lone surrogate")
+        raise InvalidURL("a connection URL must be valid Unicode text, but this one contains a lone surrogate")
     match = _SCHEME.match(url)
     if match is None:
         raise InvalidURL(f"a connection URL starts with scheme://; known schemes are {', '.join(known_schemes())}")
@@ -370,7 +370,7 @@ def _password_from_file(options: Mapping[str, str], password: str | None) -> str
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text, or no name of a file"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text, or not a valid file name"
         raise InvalidURL(f"password_file {path!r} cannot be read: {reason}; name a readable text file") from error
 
 
@@ -381,7 +381,7 @@ def _seconds(name: str, text: str) -> float:
         value = math.nan
     if not 0 < value <= MAX_DURATION_S:
         raise InvalidURL(
-            f"{name}={text!r} is no time that can be kept; give seconds greater than 0 and at most "
+            f"{name}={text!r} is not a valid duration; give seconds greater than 0 and at most "
             f"{MAX_DURATION_S:,.0f}, such as {name}={DURATIONS[name]:g}"
         )
     return value

@@ -83,10 +83,12 @@ def collect_changes(given: dict[str, Any], unset: list[str] | None) -> dict[str,
     for each in unset or ():
         name = each.lstrip("-").replace("-", "_")
         if name not in given or name in found:
-            raise UsageError(f"--unset {each} cannot be done; give one of {', '.join(given)} that is not set as well")
+            raise UsageError(
+                f"--unset {each} is not possible; give one of {', '.join(given)} that is not set in the same command"
+            )
         found[name] = None
     if not found:
-        raise UsageError("nothing to change; give at least one of the options that --help lists, or --unset one")
+        raise UsageError("nothing to change; give at least one option, or --unset; see --help")
     return found
 
 

@@ -169,7 +169,7 @@ def set_job(
     paces = [{row.name: given.pop(row.name)} for row in PACES]
     about = {name: value for name, value in {"tz": tz, "misfire": misfire}.items() if value is not None}
     if about and cron is None:
-        raise UsageError(f"--{next(iter(about))} is for --cron; give the cron expression too")
+        raise UsageError(f"--{next(iter(about))} can only be used with --cron")
     schedule = one_schedule(*paces, {"cron": cron, **about})
     with open_store(url) as store:
         control = Control(store)
@@ -234,7 +234,7 @@ def reset_progress(job: JobId, *, url: Url = None, as_json: Json = False) -> Non
     """
     with open_store(url) as store:
         found = Control(store).reset_progress(job)
-    lines = [f"{job}: {item}: was settled up to {utc_text(at)}" for item, at in sorted(found.items())]
+    lines = [f"{job}: {item}: was done up to {utc_text(at)}" for item, at in sorted(found.items())]
     print_change(
         "\n".join(lines) or f"{job}: no progress lies in the future", {"job": job, "items": found}, as_json=as_json
     )
@@ -260,7 +260,7 @@ def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: 
     """
     unknown = sorted(set(items or ()).difference(pool))
     if unknown:
-        raise UsageError(f"job {job.job_id} has no item {unknown[0]!r}; `latchwork status --all` names those it has")
+        raise UsageError(f"job {job.job_id} has no item {unknown[0]!r}; `latchwork status --all` lists its items")
     if not settings.is_enabled(job.job_id):
         raise UsageError(f"job {job.job_id} is disabled; enable it first: latchwork jobs enable {job.job_id}")
     if not job.nodes:
@@ -271,7 +271,7 @@ def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: 
 
 def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool, as_json: bool) -> None:
     if bool(jobs) == all_jobs:
-        raise UsageError("which jobs? give the ids of some, or --all, and not both")
+        raise UsageError("give either job IDs or --all")
     word = "enabled" if on else "disabled"
     with open_store(url) as store:
         control = Control(store)

@@ -87,7 +87,7 @@ def parse_label(text: str) -> tuple[str, str]:
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise UsageError(f"--label {text!r} is not NAME=VALUE; write for example --label gpu=yes")
+        raise UsageError(f"--label {text!r} is not NAME=VALUE; for example, write --label gpu=yes")
     return name, value
 
 

@@ -228,7 +228,7 @@ def serve_probes(what: str, host: str, port: int | None, answer_to: Answer) -> I
     try:
         server = ThreadingHTTPServer((host, port), _create_handler(answer_to))
     except OSError as error:
-        raise UsageError(f"port {port} of {host} cannot be served: {error}; give another --probe-port") from error
+        raise UsageError(f"port {port} of {host} cannot be used: {error}; give another --probe-port") from error
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name=f"latchwork-probe of {what}", daemon=True)
     thread.start()

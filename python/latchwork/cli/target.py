@@ -56,7 +56,7 @@ def load_strategy(target: str) -> Strategy:
     if not isinstance(getattr(found, "name", None), str) or not callable(getattr(found, "assign", None)):
         given = _get_article(type(found).__name__)
         raise UsageError(
-            f"{target} gives {given}, which is no strategy; give an object that has name and assign(problem)"
+            f"{target} gives {given}, which is not a strategy; give an object with name and assign(problem)"
         )
     return cast("Strategy", found)
 
@@ -66,7 +66,7 @@ def _import_attribute(target: str) -> object:
     parts = [*name.split("."), *attribute.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
         raise UsageError(
-            f"target {target!r} is not module:attribute; write for example jobs:report for report in jobs.py"
+            f"target {target!r} is not MODULE:ATTRIBUTE; for example, write jobs:report for report in jobs.py"
         )
     return _get_attribute(import_module(name), name, attribute)
 
@@ -92,7 +92,7 @@ def import_module(name: str) -> ModuleType:
                 "change to its directory, or correct the name before the colon"
             ) from error
         raise TargetFailed(
-            f"module {name!r} {_describe_exception(error)}; repair it, or run it with python to see more"
+            f"module {name!r} {_describe_exception(error)}; fix it, or run it with python to see more"
         ) from error
 
 

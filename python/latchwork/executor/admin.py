@@ -334,10 +334,10 @@ def requeue_task(store: Store, letter: str, name: str = NAME) -> str:
         try:
             task = parse_task(dead.value)
         except BadRecord as error:
-            raise LatchworkError(f"dead letter {letter!r} is no task, and can only be dropped: {error}") from None
+            raise LatchworkError(f"dead letter {letter!r} is not a task and can only be dropped: {error}") from None
         if not task.is_detached or task.blob:
             why = "its arguments are gone" if task.is_detached else "its submitter was notified that it died"
-            raise LatchworkError(f"task {task.id} cannot be put back: {why}; submit it again")
+            raise LatchworkError(f"task {task.id} cannot be queued again: {why}; submit it again")
         outcome = keys.outcome_key(task.id)
         checks: list[Check] = [] if (known := system.get(keys.record_key(task.id))) is None else [At(known)]
         if not checks:
@@ -381,7 +381,7 @@ def _to_record(item: QueueItem, holder: str | None) -> PendingTask:
     try:
         task = parse_task(item.value)
     except BadRecord as error:
-        why = f"it is no task: {error}"
+        why = f"it is not a task: {error}"
         return PendingTask(item.id, "", phase, (item.partition,), on, item.attempts, 0, at_s, "", why)
     function = "" if task.function == PICKLED else task.function
     return PendingTask(
@@ -424,7 +424,8 @@ def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple
     final_state = store.get(keys.outcome_key(task_id) if detached else keys.result_key(submitter_id, number))
     if final_state is None:
         raise NoSuchTask(
-            f"executor {keys.name!r} has no task {task_id!r}: it ended and its result was fetched, or it never existed"
+            f"executor {keys.name!r} has no task {task_id!r}: it has ended and its result "
+            "was fetched, or it never existed"
         )
     return None, decode_final_state(final_state.value)
 

@@ -119,7 +119,7 @@ class SubmitOptions:
         if self.timeout_s is not None and (not is_number(self.timeout_s) or self.timeout_s <= 0):
             raise ValueError(f"timeout_s must be None or a number of seconds above 0, not {self.timeout_s!r}")
         if not callable(getattr(self.picker, "pick", None)):
-            raise TypeError(f"a picker needs a method pick(task, view, load), and {self.picker!r} has none")
+            raise TypeError(f"a picker must have a method pick(task, view, load), but {self.picker!r} has none")
 
 
 def iterate_results(
@@ -562,7 +562,9 @@ async def _finish(submitter: Submitter, timeout_s: float | None = None) -> None:
     quiet_s = _QUIET_S if timeout_s is None else min(_QUIET_S, timeout_s)
     if not await submitter.wait_until_ended(quiet_s):
         why = submitter.missing_worker_hint()
-        message = "waiting for %s%s; Ctrl-C leaves, and shutdown(cancel_futures=True) does not wait for waiting tasks"
+        message = (
+            "waiting for %s%s; press Ctrl-C to leave; shutdown(cancel_futures=True) does not wait for queued tasks"
+        )
         _log.log(logging.WARNING if why else logging.INFO, message, submitter.describe_active_tasks(), why)
         if not await submitter.wait_until_ended(None if timeout_s is None else timeout_s - quiet_s):
             left = "gave up %s after %g s: they do not begin, or are asked to stop if they are running"

@@ -159,7 +159,7 @@ class FinishedTasks:
                 return False
             location = DetachedTaskRecord.from_entry(record).to_location(self._keys, task_id)
             if outcome is None and await self._stored.read_items(location):
-                raise LatchworkError(f"task {task_id} is not over; cancel it before it is forgotten")
+                raise LatchworkError(f"task {task_id} has not ended; cancel it before you delete its record")
             checks, ops = self._removal(location, record, outcome)
             try:
                 await ask(self._store.commit, checks, [*ops, Delete(finished_key(self._keys, location))])

@@ -462,7 +462,7 @@ class CallbackRunner:
                     self._start_runner()
             if is_long and call is not None:
                 _log.warning(
-                    "%s takes longer than %g s; the callbacks behind it are called in another thread", call.name, LONG_S
+                    "%s takes longer than %g s; the next callbacks are called in another thread", call.name, LONG_S
                 )
             del call
             await Pause(self._clock, Signal(), max(left_s, 0.0) or LONG_S)

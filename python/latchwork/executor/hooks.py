@@ -303,7 +303,7 @@ class ExecutorHooks(WorkerHooks):
         try:
             item = parse_task(claim.value)
         except BadRecord as error:
-            return DeadLetter(f"it is no task: {error}"[:500], tuple(self._damaged_ops(claim.item, error)))
+            return DeadLetter(f"it is not a task: {error}"[:500], tuple(self._damaged_ops(claim.item, error)))
         target = item.target
         if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
@@ -358,7 +358,7 @@ class ExecutorHooks(WorkerHooks):
         attempt = parse_tries(_why(claim)) + 1
         pause_s = retry_pause_s(self._retry(item), attempt, outcome) if policy_allows_retry(item, outcome) else None
         if pause_s is not None:
-            why = f"try {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"
+            why = f"attempt {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"
             return Release(why[:300], after_s=pause_s, count=False, partition=self._choose_release_partition(claim))
         return self._done(item, outcome, claim)
 
@@ -496,7 +496,7 @@ def prepend_tries(tries: int, why: str) -> str:
         tries: The number.
         why: The reason.
     """
-    return f"try {tries} failed; then {why or 'given back'}" if tries > parse_tries(why) else why
+    return f"attempt {tries} failed; then {why or 'given back'}" if tries > parse_tries(why) else why
 
 
 def _why(claim: QueueClaim) -> str:
@@ -578,7 +578,7 @@ class LargeOutcomes:
         except (Closed, ForkedProcess):
             return None
         except LatchworkError as error:
-            _log.info("large value %s is not cleared yet: %s", written.ref.id, error)
+            _log.info("large value %s is not deleted yet: %s", written.ref.id, error)
             is_referenced = None
         if is_referenced is False:
             self._blobs.delete_soon(written.ref)

@@ -184,7 +184,7 @@ def parse_task_id(task_id: str) -> tuple[str, int]:
         and len(rest) <= MOST_ID
         and task_id == make_task_id(submitter_id, int(rest))
     ):
-        raise InvalidKey(f"{short(task_id)} is no id of a task, such as 3f0c2a9d81b74e55.000000007 or d.nightly")
+        raise InvalidKey(f"{short(task_id)} is not a task ID, such as 3f0c2a9d81b74e55.000000007 or d.nightly")
     check_task_id(submitter_id)
     return submitter_id, int(rest)
 
@@ -256,7 +256,7 @@ def _check_segment(text: str, description: str, max_length: int) -> str:
     given: object = text
     if not isinstance(given, str) or "/" in given or not 0 < len(given) <= max_length:
         raise InvalidKey(
-            f"{description} {short(text)} cannot be used: it has to be text of 1 to {max_length} characters without '/'"
+            f"{description} {short(text)} cannot be used: it must be text of 1 to {max_length} characters without '/'"
         )
     try:
         return validate_key(f"x/{text}")[2:]

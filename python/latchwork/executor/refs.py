@@ -113,7 +113,7 @@ class DetachedTasks:
                     forget()
                 if known.digest != digest:
                     raise TaskExists(
-                        f"task {ready.id!r} is another call, of {known.function or '?'!r}; use another id"
+                        f"task {ready.id!r} is a different call, of {known.function or '?'!r}; use another id"
                     ) from error
             except OutcomeUnknown:
                 is_doubtful = True
@@ -209,7 +209,7 @@ class TaskRef:
                 try:
                     batch = await steps_of(watch.next)(left_s)
                 except WaitTimeout:
-                    raise TimeoutError(f"task {self.id} is not over within {timeout_s:g} s") from None
+                    raise TimeoutError(f"task {self.id} has not ended within {timeout_s:g} s") from None
                 except Closed:
                     if forgotten.is_set():
                         raise self._unknown_error() from None

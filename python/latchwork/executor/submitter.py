@@ -228,7 +228,7 @@ class Submitter:
             return
         for ticket in batch:
             if not isinstance(error, LatchworkError):
-                _log.error("executor %s: %s cannot be placed", self._keys.name, ticket.what, exc_info=error)
+                _log.error("executor %s: no worker can be chosen for %s", self._keys.name, ticket.what, exc_info=error)
             self._fail(ticket, add_task_name(error, ticket))
 
     async def _send_separately(self, batch: Sequence[TaskTicket]) -> None:
@@ -536,7 +536,7 @@ class Submitter:
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("executor %s: %d tasks are cancelled later: %s", self._keys.name, len(left), error)
+                _log.info("executor %s: %d tasks will be canceled later: %s", self._keys.name, len(left), error)
                 await Pause(self._store.clock, self._stop, backoff.next_s())
                 tickets = left
                 continue

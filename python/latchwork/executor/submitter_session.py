@@ -329,7 +329,7 @@ class ResultCollector:
                 for entry in await ask(self._store.list, self._prefix, recursive=True):
                     self._handle_result(entry)
             except LatchworkError as error:
-                _log.info("%s: not all are read: %s", self._what, error)
+                _log.info("%s: not all results are read yet: %s", self._what, error)
                 if isinstance(error, Closed) or self._store.clock.now() >= wait_until:
                     return
                 await Pause(self._store.clock, Signal(), backoff.next_s())
@@ -342,7 +342,7 @@ class ResultCollector:
         try:
             await ask(self._store.delete_tree, self._prefix)
         except LatchworkError as error:
-            _log.info("%s: left to the members to delete: %s", self._what, error)
+            _log.info("%s: left for the workers to delete: %s", self._what, error)
 
     async def _stop_watching(self) -> None:
         self._stop.set()
@@ -413,7 +413,7 @@ class ResultCollector:
             try:
                 await ask(self._store.commit, [], deletions)
             except LatchworkError as error:
-                _log.info("%s: %d that were read stay for now: %s", self._what, len(deletions), error)
+                _log.info("%s: %d results that were read are not deleted yet: %s", self._what, len(deletions), error)
                 self.requeue_deletions(deletions)
                 await Pause(self._store.clock, self._stop, 1.0)
                 return
@@ -453,7 +453,7 @@ class WorkerWatch:
         if not self._is_missing:
             return ""
         add_task_name = "" if self._name == NAME else f" --name {self._name}"
-        return f': no worker is there; start one with "latchwork executor run --import MODULE{add_task_name}"'
+        return f': no worker is online; start one with "latchwork executor run --import MODULE{add_task_name}"'
 
     async def check_workers(self, *, is_waiting: bool) -> float | None:
         """Check whether a worker is online, if the last check is long enough ago.
@@ -475,12 +475,12 @@ class WorkerWatch:
         try:
             self._is_missing = not await self._has_members()
         except LatchworkError as error:
-            _log.debug("executor %s: its workers are looked for later: %s", self._name, error)
+            _log.debug("executor %s: its workers will be listed later: %s", self._name, error)
             self._check_at = now + _AGAIN_S
             return _AGAIN_S
         if self._is_missing and now >= since + WARN_S and not self._has_warned:
             self._has_warned = True
-            _log.warning("executor %s has tasks that wait%s", self._name, self.missing_worker_hint())
+            _log.warning("executor %s has waiting tasks%s", self._name, self.missing_worker_hint())
         left_s = _AGAIN_S if self._is_missing else _RARELY_S
         if self._is_missing and now < since + WARN_S:
             left_s = min(left_s, since + WARN_S - now)

@@ -99,7 +99,7 @@ class ExecutorSweeper:
         expired = await self._finished.delete_expired(self._wall_clock.now())
         swept = SweepResult(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown), expired)
         if swept != SweepResult():
-            _log.info("executor %s: swept %s", self._keys.name, swept)
+            _log.info("executor %s: removed %s", self._keys.name, swept)
         return swept
 
     async def remove_tasks_of(self, submitter_ids: Iterable[str]) -> int:
@@ -144,7 +144,7 @@ class ExecutorSweeper:
         for _, prefix in dropped:
             await ask(self._store.delete_tree, prefix)
         for partition in sorted({partition for partition, _ in dropped}):
-            await steps_of(self._backlog.clean_index)(partition)
+            await steps_of(self._backlog.tidy)(partition)
         return len(dropped)
 
     async def _tidy_partitions(self, members: Collection[str]) -> None:
@@ -158,7 +158,7 @@ class ExecutorSweeper:
             notes = await ask(self._store.children, f"{self._partition_prefix(partition)}/removed")
             is_left = owner is not None and owner not in members
             if notes or (is_left and not await steps_of(self._backlog.items)(partition, 1)):
-                await steps_of(self._backlog.clean_index)(partition)
+                await steps_of(self._backlog.tidy)(partition)
 
     def _partition_prefix(self, partition: str) -> str:
         """Return the key prefix of a partition of the work queue."""

@@ -227,7 +227,7 @@ class ExecutorWorkerSession:
 
     def _on_watch_ended(self, error: LatchworkError) -> None:
         """End the session, because this worker would no longer notice that tasks must be stopped."""
-        _log.warning("%s may no longer read, and begins again: %s", self._what, error)
+        _log.warning("%s may no longer read, and starts over: %s", self._what, error)
         self.session.close()
 
     def _on_submitters_changed(self, batch: Iterable[Change]) -> None:
@@ -258,7 +258,7 @@ class ExecutorWorkerSession:
             try:
                 self._store.commit([], [Delete(key) for key in part])
             except LatchworkError as error:
-                _log.info("%s: marks stay for now: %s", self._what, error)
+                _log.info("%s: marks are not deleted yet: %s", self._what, error)
 
     # Maintenance
 
@@ -350,7 +350,7 @@ class ExecutorWorkerSession:
         for partition in self.hooks.orphaned_partitions:
             if await steps_of(self._admin_queue.items)(partition, 1):
                 self.worker_loop.request_search()
-            elif await steps_of(self._admin_queue.clean_index)(partition):
+            elif await steps_of(self._admin_queue.tidy)(partition):
                 self.hooks.remove_orphaned_partition(partition)
 
     async def _help_busiest(self) -> None:

@@ -596,7 +596,7 @@ def describe_future_progress(job_id: str, ahead_s: float) -> str:
         ahead_s: Seconds by which they are in the future.
     """
     return (
-        f"the cron progress of job {job_id} lies {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
+        f"the cron progress of job {job_id} is {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
         "starts until then; check the clocks of its nodes, and set it back with "
         f'"latchwork jobs reset-progress {job_id}"'
     )
@@ -705,7 +705,7 @@ class FireTimes:
             if unconfirmed:
                 self._progress.write(unconfirmed)
         except LatchworkError as error:
-            log.warning("a stored start that was not made counts as done: %s", error)
+            log.warning("a recorded start that was never made counts as done: %s", error)
 
     def record_end(self, step: CronStep) -> None:
         """Store that the run for this fire time has ended. If the write fails, the next start stores it too."""

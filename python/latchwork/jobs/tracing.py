@@ -18,7 +18,7 @@ try:
     from opentelemetry.trace import Status, StatusCode
 except ImportError as error:
     raise BackendNotInstalled(
-        'tracing needs the package opentelemetry-api; install it with pip install "latchwork[tracing]"'
+        'tracing needs the package opentelemetry-api; run: pip install "latchwork[tracing]"'
     ) from error
 
 if TYPE_CHECKING:

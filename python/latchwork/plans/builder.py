@@ -502,7 +502,7 @@ def decode_child_plan(data: bytes, parent: tuple[str, str], depth: int) -> Child
         case [str(title), on_failure, [priority, keep_s, most], str(result_task), list(tasks)]:
             pass
         case _:
-            raise BadPayload(f"what a task returned is not {_WHAT}")
+            raise BadPayload(f"the result of a task is not {_WHAT}")
     if depth > MAX_DEPTH:
         raise BadPayload(f"plans can be nested {MAX_DEPTH} levels deep, but this one is at level {depth}")
     checked: Any = PlanOptions(title, on_failure, priority, keep_s, most)

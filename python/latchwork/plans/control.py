@@ -256,7 +256,7 @@ class PlanControl:
             for task in await plan_store.read_tasks(plan_id, names):
                 ended += await self._cancel_task(claim, plan_id, entry, plan, task)
             if not ended:
-                raise PlanBusy(f"plan {plan_id!r} is being cancelled while tasks are running")
+                raise PlanBusy(f"plan {plan_id!r} is being canceled while tasks are running")
 
     async def _cancel_task(self, claim: QueueClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
         """Cancel one task. Return whether it is canceled; False if it or its child plan is still running."""

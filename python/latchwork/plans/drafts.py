@@ -157,7 +157,7 @@ def _check_own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
     if not nonce or found.nonce != nonce:
         raise WrongState(f"plan {plan_id!r} already exists; get it with plans.get({plan_id!r})")
     if found.state is PlanState.REMOVING:
-        raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
+        raise Conflict(f"plan {plan_id!r} was removed while it was being written; start it again")
     return found
 
 
@@ -209,7 +209,7 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
     while True:
         entry = await ask(plan_store.store.get, plan_store.keys.plan_key(plan_id))
         if entry is None:
-            raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
+            raise Conflict(f"plan {plan_id!r} was removed while it was being written; start it again")
         plan = _check_own(plan_id, entry, nonce)
         if plan.state is not PlanState.DRAFT:
             return

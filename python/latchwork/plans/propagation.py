@@ -207,7 +207,7 @@ class Propagation:
     ) -> None:
         """Make waiting tasks ready if all of their dependencies are done, and claim some of them for this worker.
 
-        Does nothing unless the plan is ready: canceling or recovering the plan handles its tasks.
+        Does nothing unless the plan is ready: cancelling or recovering the plan handles its tasks.
 
         Args:
             plan_id: ID of the plan.

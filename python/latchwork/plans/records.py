@@ -38,7 +38,7 @@ class PlanState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the plan has completed, failed or been canceled."""
+        """Whether the plan has completed, failed or been cancelled."""
         return self in (PlanState.COMPLETED, PlanState.FAILED, PlanState.CANCELLED)
 
 
@@ -77,7 +77,7 @@ class PlanRecord(Record, frozen=True, omit_defaults=True):
         ended_ms: End time; 0 before the end.
         tasks: Number of tasks at the start.
         failed: The first failed tasks, with reasons.
-        outcome: State that the plan gets when canceling is finished.
+        outcome: State that the plan gets when cancelling is finished.
         keep_results_s: Seconds after completion for which results of unnamed intermediate tasks are kept; None forever.
         keep_s: Seconds after its end for which the whole plan is kept; None forever.
         are_results_gone: Whether these results were deleted.

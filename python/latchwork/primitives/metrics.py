@@ -80,7 +80,7 @@ class PrimitiveMetrics:
             TypeError: The object has no method ``remaining_s``.
         """
         if not callable(getattr(primitive, "remaining_s", None)):
-            raise TypeError(f"{primitive!r} is held for no time; watch a lock, a semaphore, a latch or the like")
+            raise TypeError(f"{primitive!r} is never held; pass a lock, a semaphore, a latch or a similar primitive")
         kind = type(primitive).__name__
         lost = self._families.lost.labels(name, kind)
         listen: Callable[[Callable[[], None]], object] | None = getattr(primitive, "on_lost", None) or getattr(

@@ -150,7 +150,7 @@ class Once(Closable):
         """
         check_function(fn, self._what)
         if self._running.own.get("here", False):
-            raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
+            raise LatchworkError(f"{self._what} is being run by this thread; its function cannot wait for itself")
         deadline = Deadline(self._store.clock, timeout_s)
         while True:
             async with self._waits.start(deadline.left_s()) as (waiter, _):
@@ -160,7 +160,7 @@ class Once(Closable):
                 self._waits.raise_if_ended(waiter)
             if deadline.has_passed:
                 runner = await self._queue.describe_first()
-                raise WaitTimeout(f"{self._what} is still run by {runner}; wait longer, or ask them")
+                raise WaitTimeout(f"{self._what} is still being run by {runner}; wait longer, or check that process")
 
     async def _wait_for_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, deadline: Deadline
@@ -278,7 +278,7 @@ class Once(Closable):
         try:
             value = await self._call_function(fn, ownership.guard_work())
         except _EndedAfterStop as stop:
-            _log.info("%s was told to stop, and has ended: %s", self._what, stop.__cause__ or "by returning")
+            _log.info("%s was asked to stop and has ended: %s", self._what, stop.__cause__ or "by returning")
             return None
         except _WrongResult as error:
             await self._forget_start(position)
@@ -288,7 +288,7 @@ class Once(Closable):
             entry = await self._record(position, failure)
             if entry.value != failure:  # our session had ended: others have run it meanwhile, and theirs counts
                 return entry
-            told = f"{self._what} has failed here: {reason(error)}; reset it to have it run again"
+            told = f"{self._what} has failed here: {reason(error)}; reset it to run it again"
             raise OnceFailed(told) from error
         finally:
             ownership.end()
@@ -425,9 +425,9 @@ def _decode_result(entry: Entry, what: str) -> bytes:
     head, _, value = entry.value.partition(b"\n")
     outcome = _OUTCOME.find(head)
     if outcome is None:
-        raise BadRecord(f"key {entry.key!r} holds no outcome of {what}; reset it, or use another name")
+        raise BadRecord(f"key {entry.key!r} does not contain an outcome of {what}; reset it, or use another name")
     if outcome.ok:
         return value
     process = f"{outcome.host} (pid {outcome.pid})"
     kind = f"{outcome.kind}: " if outcome.kind else ""
-    raise OnceFailed(f"{what} has failed on {process}: {kind}{outcome.why}; reset it to have it run again")
+    raise OnceFailed(f"{what} has failed on {process}: {kind}{outcome.why}; reset it to run it again")

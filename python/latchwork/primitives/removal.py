@@ -99,7 +99,7 @@ def _raise_if_used(name: str, found: Sequence[Entry]) -> None:
         if entry.owner is not None or _NEEDED.match(rest):
             by = f"a session has {entry.key!r}" if entry.owner is not None else f"{entry.key!r} is still needed"
             raise Conflict(
-                f"{name!r} is in use: {by}; forget it when that is gone, or remove all that is below it by delete_tree",
+                f"{name!r} is in use: {by}; try again after they have left, or remove its keys with delete_tree",
                 [Exists(entry.key)],
             )
 

@@ -37,7 +37,7 @@ def expand_expression(expression: object) -> str:
         ValueError: The text is not a cron expression. The message says what to do.
     """
     if not isinstance(expression, str):
-        raise ValueError(f"Cron expression {expression!r} is not a text; give one like '0 3 * * *', or @daily")  # noqa: TRY004
+        raise ValueError(f"Cron expression {expression!r} is not text; write it like '0 3 * * *', or @daily")  # noqa: TRY004
     word = expression.strip().lower()
     if word.startswith("@") and word not in WORDS:
         raise ValueError(f"Cron expression {expression!r} cannot be used; give fields, or one of {', '.join(WORDS)}")

@@ -263,7 +263,7 @@ def _suggest_time_zone(tz: object) -> str:
     if not known:
         return "this machine has no time zones: install its tzdata package, or the one for Python"
     close = get_close_matches(str(tz), known, n=3)
-    return f"similar ones are {', '.join(close)}" if close else "give an IANA name, like Europe/Berlin"
+    return f"similar names are {', '.join(close)}" if close else "give an IANA name, such as Europe/Berlin"
 
 
 def _check_seconds(what: str, name: str, value: object, *, least: float) -> None:

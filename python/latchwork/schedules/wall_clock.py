@@ -48,12 +48,12 @@ class WallClock:
             offset_s = self._wall_s() - now
             if abs(offset_s - self._offset_s) < JUMP_S:
                 if self._jumped is not None:
-                    _log.warning("the wall clock is right again; nothing was started because of its jump")
+                    _log.warning("the wall clock is correct again; its jump started nothing")
                 self._offset_s, self._jumped = offset_s, None
             elif self._jumped is None or abs(offset_s - self._jumped[0]) >= JUMP_S:
                 self._jumped = offset_s, now
                 _log.warning(
-                    "the wall clock has jumped by %.0f s; schedules follow it if that lasts for %.0f s",
+                    "the wall clock has jumped by %.0f s; schedules follow it if it stays there for %.0f s",
                     self.jumped_s,
                     CONFIRM_S,
                 )

@@ -38,7 +38,7 @@ class OwnershipLimit:
         """
         left_s = self.remaining_s()
         if left_s <= 0:
-            raise self.error("the ownership of this store's work has ended: no request was made; stop the work")
+            raise self.error("the ownership that this work depends on has ended; no request was sent; stop the work")
         return left_s
 
 

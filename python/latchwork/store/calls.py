@@ -141,7 +141,7 @@ class StoreCalls:
         """Create a key asynchronously, and return the older keys with the same stem. See ``Store.create_ordered``."""
         self._check()
         if not unique or "/" in unique:
-            raise InvalidKey(f"{unique!r} cannot end a key: it must not be empty, nor have a '/'")
+            raise InvalidKey(f"{unique!r} cannot be the last segment of a key: it must not be empty or contain '/'")
         key = f"{stem}{unique}"
         longest = self._scope.absolute_key(f"{key}{_LONGEST_ORDER}")
         check_value(longest, value)
@@ -247,7 +247,7 @@ def _key_exists_error(error: BaseException, key: str) -> BaseException:
     """
     if not isinstance(error, Conflict):
         return error
-    ours = KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
+    ours = KeyExists(f"key {key!r} already exists; read it, or use put to overwrite it")
     ours.__cause__ = error
     return ours
 
@@ -260,7 +260,7 @@ def _tell(failed: object) -> str:
     if isinstance(failed, Exists):
         return f"key {failed.key!r} does not exist"
     if isinstance(failed, Fence):
-        return f"the fence with token {failed.token} is broken (its ownership has ended)"
+        return f"the fence with token {failed.token} is no longer valid (its ownership has ended)"
     return f"{failed!r} does not hold"
 
 
@@ -323,7 +323,7 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], allowed:
         if op.session is not None:
             if session is not None and op.session.id != session.id:
                 both = ", ".join(sorted((session.id, op.session.id)))
-                raise ValueError(f"two sessions in one transaction ({both}); use one transaction for each")
+                raise ValueError(f"a transaction cannot use two sessions ({both}); use one transaction for each")
             session = op.session
     if session is not None and len(ops) > 1:
         _check_leaves(ops)

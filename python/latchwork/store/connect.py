@@ -74,7 +74,9 @@ def connect_for(
     """
     if client is not None:
         if url is not None:
-            raise InvalidURL("give a URL or a client, not both; the root and other options go by name: root='app'")
+            raise InvalidURL(
+                "give a URL or a client, not both; pass the root and other options as keyword arguments: root='app'"
+            )
         url = url_of_client(client)
     elif url is None:
         url = os.environ.get(URL_VARIABLE)

@@ -103,7 +103,9 @@ class StoreConnection:
     def reconnect(self) -> StoreConnection:
         """Open a new connection with the same settings. Return the new shared state."""
         if self._again is None:
-            raise LatchworkError(f"the store {self.url} was made of another store's parts; make another one like that")
+            raise LatchworkError(
+                f"the store {self.url} was created from parts of another store; create another store the same way"
+            )
         return self._again()
 
     def primary(self) -> Session:
@@ -171,7 +173,7 @@ class StoreConnection:
             session.mark_ended()
         self._observers.notify("opened", session)
         if session.ttl_s > ttl_s * 1.001:
-            _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
+            _log.warning("session %s: requested a TTL of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
         elif session.ttl_s < ttl_s * 0.999:
             _log.warning(
                 "session %s: asked for a ttl of %.3g s, the server grants %.3g s at most: locks and keys end sooner "

@@ -141,7 +141,7 @@ class CallbackQueue:
             with callback_scope():
                 call_user(fn, value)
         except Exception:
-            _log.exception("a callback of a future raised; the others are still called")
+            _log.exception("a callback of a future raised an exception; the other callbacks are still called")
 
 
 class SerialDrain:
@@ -189,7 +189,9 @@ class SerialDrain:
             with callback_scope():
                 self._drain()
         except BaseException:  # an interrupt of a listener must not stop the drain, since the thread is ours
-            _log.exception("a listener of %s raised; it will be called again at the next change", self._label)
+            _log.exception(
+                "a listener of %s raised an exception; it will be called again at the next change", self._label
+            )
         with self._lock:
             self._running = False
             self._queued = self._again and not self._closed
@@ -253,4 +255,4 @@ class CallbackThread:
                 with callback_scope():
                     call_each(calls, _log, "%s raised", self._what)
             except BaseException:  # an exit that a listener raised must not silence later calls
-                _log.exception("%s raised an exit, which ends only its call", self._what)
+                _log.exception("%s raised SystemExit or KeyboardInterrupt, which ends only this call", self._what)

@@ -46,7 +46,7 @@ class ForkGuard:
     __slots__ = ("__weakref__", "_pid", "_remedy", "_what", "is_foreign")
 
     def __init__(
-        self, what: str, *, made: str = "made", remedy: str = "connect again in the child, make another"
+        self, what: str, *, made: str = "made", remedy: str = "connect again in the child, create another"
     ) -> None:
         self._what = f"{what} was {made}"
         self._remedy = remedy

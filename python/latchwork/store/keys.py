@@ -124,14 +124,14 @@ def _fault(key: object) -> str:
     if is_too_long(key):
         return f"key {_shown(key)} {describe_size(key)}"
     if key == "":
-        return "the empty key names the root, which holds no value; give a key below it"
+        return "the empty key names the root, which has no value; give a key below it"
     for segment in key.split("/"):
         if segment.startswith("@") and _ONE_SEGMENT.match(segment):
             return (
                 f"key {key[:200]!r} is reserved: segments that start with '@' are latchwork's own; choose another name"
             )
         if segment == "":
-            return f"key {key!r} has a slash too many (an empty segment); {_RULE}"
+            return f"key {key!r} has an empty segment; {_RULE}"
         if not _ONE_SEGMENT.match(segment):
             shown = segment if len(segment) <= 130 else f"{segment[:60]}... ({len(segment)} characters)"
             return f"segment {shown!r} of key {key[:200]!r} is not allowed; {_RULE}, never . or .."

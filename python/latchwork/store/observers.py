@@ -90,7 +90,7 @@ class Observers(Generic[T]):
         self._observers = tuple(observers)
         for each in self._observers:
             if kind is not None and not isinstance(each, kind):
-                raise error(f"observer {each!r} is none; give objects of subclasses of {kind.__name__}")
+                raise error(f"observer {each!r} is not an observer; give objects of subclasses of {kind.__name__}")
         self._failed: set[tuple[int, str]] = set()
 
     @property
@@ -135,5 +135,7 @@ class Observers(Generic[T]):
         except Exception:
             if (id(observer), method) not in self._failed:
                 self._failed.add((id(observer), method))
-                _log.exception("observer %r raised in %s; further ones are not logged", observer, method)
+                _log.exception(
+                    "observer %r raised an exception in %s; its further exceptions are not logged", observer, method
+                )
             return None

@@ -370,7 +370,7 @@ class Session:
 
     def _after_loss(self, end_listeners: list[Callable[[], None]]) -> None:
         self._call_end_listeners(end_listeners)
-        _log.warning("session %s is lost; work that it protected must stop", self.id)
+        _log.warning("session %s is lost; stop the work that it protected", self.id)
         self._states.note("lost")
         self._start_callbacks()
         self._end()
@@ -384,9 +384,9 @@ class Session:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
         except (LatchworkError, TimeoutError) as error:
             why = error if isinstance(error, LatchworkError) else f"no answer within {_CLOSE_TIMEOUT_S:g} s"
-            _log.info("session %s could not be ended on the server, it will run out there: %s", self.id, why)
+            _log.info("session %s could not be closed on the server and will expire there: %s", self.id, why)
         except Exception:
-            _log.exception("session %s: closing raised", self.id)
+            _log.exception("session %s: closing failed", self.id)
         self._on_end(self)
 
     def _start_callbacks(self) -> None:

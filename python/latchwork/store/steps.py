@@ -330,7 +330,10 @@ def cancelled_write_note(name: str, args: tuple[Any, ...]) -> str | None:
     if name not in WRITES:
         return None
     what = f"{name} {args[0]!r}" if args and isinstance(args[0], str) else name
-    return f"{what} was on its way when it was cancelled: it may have been applied, or be yet; read again to know"
+    return (
+        f"{what} was in progress when it was canceled: it may have been applied, or may "
+        "still be applied; read again to find out"
+    )
 
 
 ask = Ask

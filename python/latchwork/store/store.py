@@ -287,7 +287,10 @@ class Store:
                 await ask(self.commit, checks, ops)
             except Conflict as error:
                 if attempt == attempts:
-                    msg = f"the transaction was refused {attempts} times, others kept writing the same keys: {error}"
+                    msg = (
+                        f"the transaction was refused {attempts} times, because others kept "
+                        f"writing the same keys: {error}"
+                    )
                     raise Conflict(msg, error.failed) from error
                 await Pause(self.clock, Signal(), backoff.next_s())
             else:

@@ -94,7 +94,7 @@ class Tx:
             KeyExists: The key exists.
         """
         if await steps_of(self.get)(key) is not None:
-            raise KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
+            raise KeyExists(f"key {key!r} already exists; read it, or use put to overwrite it")
         if isinstance(self._written.get(key), Delete):
             await steps_of(self.put)(key, value, session=session)
         else:

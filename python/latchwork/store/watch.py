@@ -183,7 +183,7 @@ class WatchReceiver:
                 version = self._changed.version
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
-                raise WaitTimeout(f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s")
+                raise WaitTimeout(f"{what} of {self.prefix!r} did not arrive within {timeout_s:.3g} s")
             await self._changed.changed_since(version, self._clock, left)
 
 
@@ -261,7 +261,7 @@ class Watch(WatchReceiver):
             check_listener(on_error, "on_error")
         with self._changed.mutex:
             if self._drain_task is not None:
-                raise ValueError(f"the watch of {self.prefix!r} has a subscriber already; open another watch")
+                raise ValueError(f"the watch of {self.prefix!r} already has a subscriber; open another watch")
             self._drain_task = self._dispatcher.serial_drain(
                 lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}"
             )

@@ -63,7 +63,7 @@ class BlobRef(Record, frozen=True):
             try:
                 _segment(part)
             except LatchworkError as error:
-                raise ValueError(f"a large value has the address {short(part)}, which is none: {error}") from None
+                raise ValueError(f"a large value has the address {short(part)}, which is invalid: {error}") from None
 
     @property
     def chunk_count(self) -> int:
@@ -118,7 +118,7 @@ class Blobs:
         if len(data) > self.max_bytes:
             raise PayloadTooLarge(
                 f"a value has {len(data):,} bytes, and at most {self.max_bytes:,} are stored; "
-                "put it elsewhere, and pass its address"
+                "store it elsewhere and pass its address"
             )
         ref = BlobRef(_segment(owner), uuid.uuid4().hex, len(data), _compute_digest(data))
         try:
@@ -144,13 +144,13 @@ class Blobs:
         for first in range(0, len(keys), _TOGETHER):
             for entry in await ask(self._store.get_many, keys[first : first + _TOGETHER]):
                 if entry is None:
-                    raise BadRecord(
-                        f"{self._build_path(ref)} has lost a part: its record was deleted, or somebody deleted it"
-                    )
+                    raise BadRecord(f"{self._build_path(ref)} has lost a part: its record or the part was deleted")
                 parts.append(entry.value)
         data = b"".join(parts)
         if len(data) != ref.size or _compute_digest(data) != ref.digest:
-            raise BadRecord(f"{self._build_path(ref)} is not what was written: somebody else wrote to its keys")
+            raise BadRecord(
+                f"{self._build_path(ref)} is not the value that was written: another program wrote to its keys"
+            )
         return data
 
     def delete_ops(self, ref: BlobRef) -> list[Op]:

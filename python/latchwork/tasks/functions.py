@@ -211,7 +211,7 @@ class Functions:
             mine = [each for each in found if each is not None]
             if not mine and not any(importable_module(each.fn) == module for each in (*self, *DEFAULT)):
                 raise UnknownFunction(
-                    f"module {module!r} has no function with @task; put one before what nodes may run"
+                    f"module {module!r} has no function with @task; decorate the functions that nodes may run"
                 )
             for each in mine:
                 self.add(each)
@@ -246,7 +246,7 @@ class Functions:
         found = self.find(fn)
         if found is None:
             shown = getattr(fn, "__qualname__", None) or repr(fn)[:100]
-            raise UnknownFunction(f"{shown} is not registered; put @task before it, or allow pickled functions")
+            raise UnknownFunction(f"{shown} is not registered; decorate it with @task, or allow pickled functions")
         return found
 
 
@@ -265,7 +265,7 @@ def default_name(fn: Callable[..., Any]) -> str:
     """
     qualname = str(getattr(fn, "__qualname__", "<object>"))
     if "<" in qualname:
-        raise ValueError(f"{qualname} has no name that other processes know; give it one with task(name=...)")
+        raise ValueError(f"{qualname} has no name that other processes could use; give it one with task(name=...)")
     return f"{importable_module(fn)}:{qualname}"
 
 
@@ -284,10 +284,10 @@ def importable_module(fn: Callable[..., Any]) -> str:
 
 def _check_runs(fn: Callable[..., Any]) -> None:
     if not callable(fn):
-        raise TypeError(f"a task has to be a function, not {fn!r}")
+        raise TypeError(f"a task must be a function, not {fn!r}")
     late = deferred_kind(fn)
     if late not in (None, "an async function"):
-        raise TypeError(f"a task was given {late}, whose body would never run; give a plain function or an async one")
+        raise TypeError(f"a task was given {late}, whose body would never run; pass a plain or async function")
 
 
 def _check_name(name: str) -> None:

@@ -100,7 +100,7 @@ class GroupCommit:
         unit = CommitUnit(checks, ops, was_committed, self._clock.now() + timeout_s, self._prefix)
         with self._changed.mutex:
             if self._is_closed:
-                raise Closed("this group commit was closed; make another one")
+                raise Closed("this group commit was closed; create another one")
             self._waiting.append(unit)
             self._changed.notify_all()
             begins = self._thread is None

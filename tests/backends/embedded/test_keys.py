@@ -283,6 +283,6 @@ def test_numbers_end_with_an_error_before_one_would_sort_before_others(store):
     last = store.create_sequential("q/t-", b"", None).result()
     assert (first.key, last.key) == ("q/t-0000000000", "q/t-9999999999")
     for _ in range(2):
-        with pytest.raises(QuotaExceeded, match="keys next to 'q/t-' were given out; use another parent"):
+        with pytest.raises(QuotaExceeded, match="keys next to 'q/t-' have been used; use another parent"):
             store.create_sequential("q/t-", b"", None).result()
     assert store.create_sequential("other/t-", b"", None).result().key == "other/t-0000000000"

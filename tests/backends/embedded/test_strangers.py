@@ -49,7 +49,7 @@ def test_a_row_that_is_no_key_is_skipped_and_hides_no_other(file, store, key, ca
     assert {"a", "ours"} <= set(store.children("p")) <= {"a", "ours", "x"}
     with store.mirror("p") as later:
         assert set(later) == {"p/a", "p/ours"}
-    named = [record for record in caplog.records if "are no keys" in record.getMessage()]
+    named = [record for record in caplog.records if "are not valid keys" in record.getMessage()]
     assert bool(named) == (key != b"p/blob")  # one that is not even text is seen by nobody
 
 

@@ -54,12 +54,12 @@ def test_missing_directory_is_named_with_the_remedy(opened, tmp_path):
 
 def test_directory_in_place_of_the_file_is_refused(opened, tmp_path):
     (tmp_path / "a.db").mkdir()
-    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "no regular file")
+    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "not a regular file")
 
 
 def test_pipe_in_place_of_the_file_is_refused_at_once(opened, tmp_path):
     os.mkfifo(tmp_path / "a.db")
-    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "no regular file")
+    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "not a regular file")
 
 
 def test_link_to_a_missing_file_makes_nothing_where_it_leads(opened, tmp_path):

@@ -93,6 +93,6 @@ def test_numbers_end_with_an_error_before_one_would_sort_before_others(backend, 
     raw.put(b"/%s/@q/q" % root.encode(), b"9999999998")
     assert backend.create_sequential("q/t-", b"", None).result(5).key == "q/t-9999999999"
     for _ in range(2):
-        with pytest.raises(QuotaExceeded, match="keys next to 'q/t-' were given out; use another parent"):
+        with pytest.raises(QuotaExceeded, match="keys next to 'q/t-' have been used; use another parent"):
             backend.create_sequential("q/t-", b"", None).result(5)
     assert backend.create_sequential("other/t-", b"", None).result(5).key == "other/t-0000000001"

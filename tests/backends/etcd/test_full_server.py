@@ -170,7 +170,7 @@ def test_a_delete_that_may_land_yet_is_settled_before_the_next_read(
     deleting = backend.commit([], [Delete("k")])
     proxy.refuse(new_only=True)
     cut()
-    with pytest.raises(OutcomeUnknown, match="may land yet"):
+    with pytest.raises(OutcomeUnknown, match="may still be applied"):
         deleting.result(15)
     proxy.accept()
     found = read_in_the_end(backend, "k")
@@ -204,7 +204,7 @@ def test_reads_go_on_after_a_write_that_a_full_server_leaves_unknown(small, root
     time.sleep(0.2)
     proxy.refuse(new_only=True)
     proxy.cut_clients()
-    with pytest.raises(OutcomeUnknown, match="may land yet"):
+    with pytest.raises(OutcomeUnknown, match="may still be applied"):
         writing.result(15)
     fill()
     proxy.accept()

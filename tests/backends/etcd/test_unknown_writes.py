@@ -99,7 +99,7 @@ def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_st
     time.sleep(0.1)
     proxy.refuse(new_only=True)
     proxy.cut_clients()
-    with pytest.raises(OutcomeUnknown, match=r"'k'.*may land yet"):
+    with pytest.raises(OutcomeUnknown, match=r"'k'.*may still be applied"):
         future.result(5)
     assert time.monotonic() - started < 1.3
     with pytest.raises(Unavailable, match="nothing was sent"):

@@ -76,7 +76,7 @@ def test_our_own_counter_ends_with_an_error(backend, raw, root):
     numbered(backend, count=6)
     raw.set(f"/{root}/q/#keep", b"9999999999")
     assert numbered(backend) == ["q/t-9999999999"]
-    with pytest.raises(QuotaExceeded, match="keys next to 'q/t-' were given out; use another parent"):
+    with pytest.raises(QuotaExceeded, match="keys next to 'q/t-' have been used; use another parent"):
         numbered(backend)
     assert numbered(backend, "other/t-")[0] == "other/t-0000000001"
 

@@ -1,4 +1,4 @@
-"""What other programs write below the root: names that are no keys, and values that look as if a session owned them."""
+"""Names of other programs below the root that are not valid keys, and values that look as if a session owned them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_is_named_once(invaded, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             listed(invaded)
-    told = [record.getMessage() for record in caplog.records if "are no keys" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "are not valid keys" in record.getMessage()]
     assert len(told) == 2, "one for each level"
     assert all(message.startswith(f"{len(NAMES)} names below ") for message in told)
     assert invaded._layout.invalid_keys.count == 2 * len(NAMES)

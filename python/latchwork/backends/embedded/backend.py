@@ -451,7 +451,7 @@ def _file_signal(path: Path) -> Signal | FileSignal:
     try:
         return FileSignal(path)
     except OSError as error:
-        _log.info("changes of other processes in %s are found every %g ms: %s", path, POLL_S * 1000, error)
+        _log.info("changes of other processes in %s are polled every %g ms: %s", path, POLL_S * 1000, error)
         return Signal()
 
 

@@ -148,7 +148,7 @@ class FileDatabase(Database):
         try:
             make_file(path, "store file", None if mode is None else int(mode, 8), remedy=_REMEDY)
         except OSError as error:
-            raise ConnectFailed(f"{where} cannot be made: {error}; name another in the URL") from error
+            raise ConnectFailed(f"{where} cannot be created: {error}; name another file in the URL") from error
 
         open_file = partial(layout.open_file, path, url.options.get("sync", "normal"))
 
@@ -211,7 +211,7 @@ class FileDatabase(Database):
             if free > max(_FREE_PAGES, pages * _FREE_PART):
                 conn.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")  # execute would free one page
         except (OSError, sqlite3.Error) as error:  # the next time, then
-            _log.debug("%s was not tidied: %s", self.where, error)
+            _log.debug("%s was not compacted: %s", self.where, error)
         finally:
             conn.execute("PRAGMA busy_timeout = 0")
 

@@ -124,7 +124,7 @@ def check_path(path: Path) -> None:
     if not stat.S_ISDIR(directory):
         raise ConnectFailed(f"directory {path.parent} of store file {path.name} does not exist; create it first")
     if file and not stat.S_ISREG(file):
-        raise ConnectFailed(f"{path} is no regular file; name a file in the URL")
+        raise ConnectFailed(f"{path} is not a regular file; name a file in the URL")
     if file and not _may(path, os.R_OK | os.W_OK):
         why = explain_write_failure(path) or "change its mode"
         raise PermissionDenied(f"store file {path} is not readable and writable for this account: {why}")

@@ -75,7 +75,7 @@ class Pool:
         with self._lock:
             if turn not in self._lent:
                 self._refuse_closed(" while this call waited")
-                raise Unavailable(f"{self._where} was in use by other threads until the time was over; try again")
+                raise Unavailable(f"{self._where} was in use by other threads for the whole timeout; try again")
             conn = self._lent[turn]
         return conn or self._connect(turn, deadline)
 

@@ -204,7 +204,7 @@ class Poller:
             self._look_again = True
         if self._failing:
             self._failing = False
-            _log.info("watches go on")
+            _log.info("watches are up to date again")
 
     def _is_due(self) -> bool:
         return self._deadline is not None and self._deadline <= self._clock.now()
@@ -237,7 +237,7 @@ class Poller:
     def _report(self, error: Exception) -> None:
         if not self._failing and not self._closing:
             self._failing = True
-            _log.warning("watches are delayed and go on by themselves: %s", error)
+            _log.warning("watches are delayed, retrying: %s", error)
 
     def _wait(self) -> None:
         now = self._clock.now()

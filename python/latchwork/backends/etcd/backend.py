@@ -255,5 +255,5 @@ class EtcdBackend(Backend):
         while not (yield self._connection.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
             yield from self._writer.raise_failed_check(txn, deadline)
             if self._clock.now() >= deadline:
-                raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
+                raise Unavailable(f"could not {txn.what} in time because others wrote at the same time; try again")
         return Committed(0)

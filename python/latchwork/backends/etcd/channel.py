@@ -133,7 +133,7 @@ def tls_files(url: StoreURL) -> dict[str, bytes]:
     options = url.options
     files = {name: Path(options[name]) for name in ("tls_ca", "tls_cert", "tls_key") if name in options}
     if ("tls_cert" in files) != ("tls_key" in files):
-        raise InvalidURL("tls_cert and tls_key belong together; give both or neither")
+        raise InvalidURL("tls_cert and tls_key must be given together; give both or neither")
     try:
         return {name: path.read_bytes() for name, path in files.items()}
     except OSError as error:

@@ -421,7 +421,7 @@ class EtcdConnection:
                 warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._url.hosts))
             yield from self._warn_of_full_history(status, soon)
         except LatchworkError as error:
-            _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
+            _log.debug("etcd did not report its version and is treated as an old one: %s", error)
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each upcoming problem of the server's database. Does not block.
@@ -440,7 +440,7 @@ class EtcdConnection:
             status = yield from self.call("Status", pb.StatusRequest(), "tell the size of its database", soon)
             yield from self._warn_of_full_history(status, soon)
         except LatchworkError as error:
-            _log.debug("etcd did not tell the size of its database: %s", error)
+            _log.debug("etcd did not report the size of its database: %s", error)
 
     def _warn_of_full_history(self, status: Any, deadline: float) -> FutureGenerator[None]:
         """Log a warning if the history in the database will soon reach the quota, where etcd refuses all writes."""
@@ -453,7 +453,7 @@ class EtcdConnection:
             try:
                 yield from self.call("Range", oldest, "read its oldest state", deadline)
             except LatchworkError as error:
-                _log.debug("etcd at %s keeps no history from the beginning, or does not say: %s", hosts, error)
+                _log.debug("etcd at %s has compacted its history, or does not report it: %s", hosts, error)
             else:
                 found.append(_NEVER_COMPACTED)
         for message in found:
@@ -480,7 +480,7 @@ class EtcdConnection:
             except grpc.RpcError as error:
                 if rpc_errors.details_contain(error, "authentication is not enabled"):
                     hosts = join_hosts(self._hosts)
-                    _log.warning("etcd at %s verifies no passwords: authentication is not enabled", hosts)
+                    _log.warning("etcd at %s does not verify passwords because authentication is not enabled", hosts)
                     return
                 if rpc_errors.classify_outcome(error) is CallOutcome.REFUSED:
                     raise rpc_errors.translate_error(error, what) from error

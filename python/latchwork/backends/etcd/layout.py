@@ -115,7 +115,7 @@ def lease_id_of_session(session_id: str) -> int:
     except ValueError:
         lease = 0
     if not 0 < lease < 2**63 or f"{lease:x}" != session_id:
-        msg = f"{session_id!r} is no session of an etcd store; pass a session of the store you write with"
+        msg = f"{session_id!r} is not a session of an etcd store; pass a session of the store that you write with"
         raise ValueError(msg)
     return lease
 

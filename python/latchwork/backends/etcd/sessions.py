@@ -164,7 +164,7 @@ class EtcdSessions:
         except SessionLost:
             pass
         except LatchworkError as error:
-            _log.info("session %s could not be closed (%s); its keys vanish with its TTL", session.id, error)
+            _log.info("session %s could not be closed (%s); its keys disappear after its TTL", session.id, error)
             # Again until the server has said that it is gone; closing the connection drops what is to come.
             self._connection.timer.call_later(session.ttl_s, lambda: run_generator(self._revoke(session)))
             return

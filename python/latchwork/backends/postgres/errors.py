@@ -146,7 +146,7 @@ def _made(error: ServerError, what: str) -> LatchworkError:
     if code in {"53100", "53200"}:
         return StoreFull(f"PostgreSQL is out of space and could not {what} ({said}); free space on its disk")
     if code == NO_NUMBER_LEFT:
-        return QuotaExceeded(f"could not {what}: all numbers below that parent were given out; use another parent")
+        return QuotaExceeded(f"could not {what}: all numbers below that parent have been used; use another parent")
     if code.startswith("54"):
         return TransactionTooLarge(f"the request to {what} exceeds what PostgreSQL takes ({said}); write less at once")
     if code in {"42P01", "3F000", "42883"}:

@@ -190,7 +190,7 @@ class ChangeWatcher:
             self._read_changes(connection, deadline)
         if self._failing:
             self._failing = False
-            _log.info("watches go on")
+            _log.info("watches are up to date again")
 
     def _connected(self) -> PostgresConnection:
         if self._connection is None:
@@ -211,7 +211,7 @@ class ChangeWatcher:
         left_s = _IDLE_SWEEP_S if next_s is None else max(0.0, float(struct.unpack("!d", next_s)[0]))
         self._sweep_at = self._clock.now() + min(left_s, _IDLE_SWEEP_S) + random.uniform(0.0, _SWEEP_JITTER_S)
         if ended:
-            _log.info("%d sessions of others were over and have been ended", ended)
+            _log.info("%d expired sessions of other clients were removed", ended)
             self._look_at = 0.0
             self._notices.add(None)
 
@@ -311,7 +311,7 @@ class ChangeWatcher:
         self._disconnect()
         if not self._failing and not self._closing:
             self._failing = True
-            _log.warning("watches are delayed and go on by themselves: %s", error)
+            _log.warning("watches are delayed, retrying: %s", error)
         self._clock.wait(self._connector.closing, _RECONNECT_S)
         self._look_at = 0.0
 

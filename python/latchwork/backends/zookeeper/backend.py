@@ -230,7 +230,7 @@ class ZooKeeperBackend(Backend):
             try:
                 goodbye.exception(max(0.0, deadline - self._clock.now()))
             except TimeoutError:
-                _log.info("a ZooKeeper session could not be ended at the server; it ends there by its TTL")
+                _log.info("a ZooKeeper session could not be closed on the server; it expires there after its TTL")
         connections = [*(session.connection for session in sessions), self._main]
         for connection in connections:
             connection.abandon()
@@ -428,7 +428,7 @@ def _kazoo_options(url: StoreURL) -> dict[str, Any]:
 
 def _sasl_options(url: StoreURL) -> dict[str, Any]:
     if url.user is None or url.password is None:
-        raise InvalidURL(f"sasl= needs a user and a password; {url.redacted()} does not have both, add them")
+        raise InvalidURL(f"sasl= needs a user and a password; {url.redacted()} does not have both; add them")
     if importlib.util.find_spec("puresasl") is None:
         raise BackendNotInstalled('zk:// with sasl= needs pure-sasl; run: pip install "latchwork[zookeeper-sasl]"')
     return {"mechanism": "DIGEST-MD5", "username": url.user, "password": url.password}

@@ -82,7 +82,7 @@ def code_error(code: int, *, what: str, key: str) -> LatchworkError:
             f"{what}: the server refused the ACL; acl=creator needs a user and a password in the URL"
         )
     if code == wire.EPHEMERAL_PARENT:
-        return InvalidKey(f"{key!r} lies below a session-bound key; session-bound keys are leaves")
+        return InvalidKey(f"{key!r} lies below a session-bound key; session-bound keys cannot have keys below them")
     if code == wire.QUOTA_EXCEEDED:
         return QuotaExceeded(f"{what}: a quota set on the server for {key!r} is used up; raise it or delete keys")
     return Unavailable(f"{what}: the ZooKeeper server refused with error {code}; nothing was changed, try again")

@@ -265,7 +265,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
 
     def _send_rest(self, connect_timeout: float) -> None:
         if self._is_torn:
-            raise ConnectionDropped("a thread was interrupted while it sent; reconnecting")
+            raise ConnectionDropped("a thread was interrupted while sending; reconnecting")
         rest, self._unsent = self._unsent, bytearray()
         if rest:
             self._write(rest, connect_timeout)

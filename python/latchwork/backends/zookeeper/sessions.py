@@ -109,7 +109,7 @@ class ZooKeeperSession:
         except BaseException as error:
             self.close()
             if isinstance(error, SessionLost):
-                raise Unavailable(f"{what}: it ended before it was ready; try again") from error
+                raise Unavailable(f"{what}: the session ended before it was ready; try again") from error
             raise
         _log.info("session %s opened, ttl %.3f s", self.id, self.ttl_s)
         return self

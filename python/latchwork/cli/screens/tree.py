@@ -96,7 +96,7 @@ def format_value(entry: Entry) -> str:
     try:
         text = entry.value.decode("utf-8")
     except UnicodeDecodeError:
-        return f"<{len(entry.value):,} bytes that are no text>"
+        return f"<{len(entry.value):,} bytes, not text>"
     text = printable(_mask_secrets(text))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 

@@ -72,7 +72,7 @@ def locks(
             rows = [{**asdict(record), "at": normalize_utc_text(record.at)} for record in read_audit(store)]
         elif force_release is not None:
             if job is None or not (reason and reason.strip()):
-                raise UsageError("--force-release needs --job, and a --reason that others can understand later")
+                raise UsageError("--force-release needs --job, and a --reason for the audit log")
             record = Control(store).force_release(job, force_release, reason=reason)
             print_change(
                 f"{job} {record.item}: released, it was held by {record.holder}", asdict(record), as_json=as_json

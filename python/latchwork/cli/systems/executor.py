@@ -187,7 +187,7 @@ def run(
     Only functions that the imported modules register with @task are run. Nothing from the store is imported.
     """
     if not modules and not allow_pickle:
-        raise UsageError("what may be run? give --import MODULE, a module that has functions with @task")
+        raise UsageError("no module was given; add --import MODULE, a module with @task functions")
     logging.basicConfig(level=logging.DEBUG if debugging() else logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
     functions = _load_functions(modules or ())
     labels = dict(map(parse_label, label or ()))
@@ -258,7 +258,9 @@ def submit(
     With --wait, print the value as JSON instead. The task is then canceled when the command ends.
     """
     if wait and task_id is not None:
-        raise UsageError("--id goes without --wait: only tasks that outlive this command have ids of their own")
+        raise UsageError(
+            "--id cannot be used with --wait: only tasks that outlive this command can have an ID of your own"
+        )
     args, kwargs = _arguments(arguments)
     module, colon, _ = function.partition(":")
     functions = _load_functions(modules or ([module] if colon else []))
@@ -282,12 +284,12 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
     try:
         given = json.loads(text)  # noqa: TID251 - what the user has typed
     except ValueError as error:
-        raise UsageError(f"arguments {text!r} are no JSON: {error}; write for example '[12]'") from error
+        raise UsageError(f"arguments {text!r} are not JSON: {error}; for example, write '[12]'") from error
     if isinstance(given, dict):
         return [], given
     if isinstance(given, list):
         return given, {}
-    raise UsageError(f"arguments {text!r} are neither a list nor an object; write for example '[12]'")
+    raise UsageError(f"arguments {text!r} are neither a list nor an object; for example, write '[12]'")
 
 
 @contextmanager

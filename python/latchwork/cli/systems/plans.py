@@ -79,7 +79,7 @@ def worker(
     for each in modules:
         import_module(each)
     if not list(DEFAULT):
-        raise UsageError(f"{', '.join(modules)} has no function of @task; import the module that has them")
+        raise UsageError(f"{', '.join(modules)} has no @task functions; import the module that contains them")
     with connect(where, observers=store_observers(probe_port)) as store:
         node = PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s)
         with serve_worker("plans", node, probe_host, probe_port, name=name):

@@ -327,7 +327,7 @@ class Control:
                 more = f" and {len(held) - 1} more" if len(held) > 1 else ""
                 raise WaitTimeout(
                     f"node {node} has no items but is still running {held[0]}{more} after {timeout_s:g} s; "
-                    "wait longer, or check how its runs react to should_stop"
+                    "wait longer, or check that its runs react to should_stop"
                 )
             clock.wait(Signal(), min(left_s, _POLL_S))
 
@@ -443,7 +443,7 @@ class Control:
     def _change_settings(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             if name not in known:
-                raise InvalidSetting(f"setting {name!r} is not known; known are {', '.join(known)}")
+                raise InvalidSetting(f"setting {name!r} is not known; known settings are {', '.join(known)}")
             if value is not None:
                 settings[name] = stored.encode_setting(name, value)
 

@@ -85,7 +85,7 @@ def explain_item(
         close = get_close_matches(item, pool, n=_MAX_SHOWN)
         sentences.append(
             f"item {item!r} is not in the work pool of job {job}, which has {counted(len(pool), 'item')}"
-            + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
+            + (f"; similar names are {', '.join(map(repr, close))}" if close else "")
         )
     if not able and view.unmet_labels:
         sentences.append(f"no running node can run job {job}: {_describe_missing_labels(view)}")
@@ -260,4 +260,4 @@ def _describe_run_history(view: JobState, item: str) -> list[str]:
 def _describe_cron_progress(fired: FireProgress) -> str:
     if fired.running is not None:
         return f"on its cron schedule the run of {utc_text(fired.running)} has started and not ended"
-    return f"on its cron schedule it is settled up to {utc_text(fired.through)}"
+    return f"on its cron schedule, everything is done up to {utc_text(fired.through)}"

@@ -236,7 +236,7 @@ class Leadership:
 
     def _log_result(self, result: Rebalance, unmet: Mapping[str, str]) -> None:
         for job, error in result.failed.items():
-            log.error("strategy of job %s failed, its assignment is unchanged: %s", job, reason(error))
+            log.error("strategy of job %s failed, so its assignment is unchanged: %s", job, reason(error))
         for job, items in result.unplaced.items():
             if job not in self._unplaced:
                 why = f"; {unmet[job]}" if job in unmet else ""

@@ -228,10 +228,10 @@ class ClusterManager:
                 try:
                     self._lead()
                 except LatchworkError as error:
-                    log.warning("manager on node %s starts over: %s", self._me.worker, error)
+                    log.warning("manager on node %s restarts: %s", self._me.worker, error)
                     self._clock.wait(self._closing, _RETRY_S)
                 except Exception:
-                    log.exception("manager on node %s failed and starts over", self._me.worker)
+                    log.exception("manager on node %s failed unexpectedly and restarts", self._me.worker)
                     self._clock.wait(self._closing, _RETRY_S)
             elif not self._closing.is_set():
                 self._clock.wait(self._wake)

@@ -291,7 +291,7 @@ class NodeMembership:
 
     def _refuse_closing(self) -> None:
         if self._closing.is_set():
-            msg = f"node {self._options.node_id} is closing and no longer registers"
+            msg = f"node {self._options.node_id} is closing and can no longer register"
             raise Closed(msg)
 
     def _register_on(self, session: Session) -> None:

@@ -340,7 +340,8 @@ class JobManager:
             stuck = self._worker.close(timeout_s)
             for job_id in stuck:
                 log.error(
-                    "job %s did not stop within %.3g s: the locks of node %s are left to run out; look at should_stop",
+                    "job %s did not stop within %.3g s: the locks of node %s will expire; "
+                    "make the job check should_stop",
                     job_id,
                     timeout_s,
                     self.node_id,

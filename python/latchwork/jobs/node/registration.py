@@ -114,7 +114,7 @@ class Registration:
         timeout_s = max(self._session.ttl_s, other.ttl_s) + grace_s
         until = began + timeout_s
         log.info(
-            "node %s: id is still held by pid %d on %s, waiting %.3g s",
+            "node %s: its ID is still in use by pid %d on %s, waiting %.3g s",
             self.member.worker,
             other.pid,
             other.host,
@@ -128,12 +128,12 @@ class Registration:
                 except WaitTimeout:
                     if left <= 0:
                         msg = (
-                            f"node id {other.worker!r} is in use by pid {other.pid} on {other.host}; give this node "
+                            f"node ID {other.worker!r} is in use by pid {other.pid} on {other.host}; give this node "
                             "another id, or end that process and wait until its session has run out"
                         )
                         raise NodeIdInUse(msg) from None
                 if closing.is_set():
-                    msg = f"node {self.member.worker} is closing and no longer joins"
+                    msg = f"node {self.member.worker} is closing and can no longer join"
                     raise Closed(msg)
                 other = self.try_join()
 

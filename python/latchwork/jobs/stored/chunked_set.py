@@ -189,12 +189,12 @@ def decode_set(
             continue
         value = find_chunk_value(name)
         if value is None:
-            msg = f"chunk {name} is not there"
+            msg = f"chunk {name} is missing"
             raise MissingChunk(msg)
         chunks.append(Chunk(name, _check_sorted(_decode(_CHUNK, value))))
     full = [chunk for chunk in chunks if chunk.items]
     if not all(before.items[-1] < after.items[0] for before, after in pairwise(full)):
-        raise BadManifest("its chunks do not follow one another; something else wrote to them")
+        raise BadManifest("its chunks do not follow one another; another program wrote to them")
     return ChunkedSet(chunks=tuple(chunks))
 
 
@@ -330,12 +330,12 @@ def _decode(decoder: Decoder[_T], value: bytes) -> _T:
     try:
         return decoder.decode(value)
     except BadRecord as error:
-        raise BadManifest(f"{error}; something else wrote to this key") from None
+        raise BadManifest(f"{error}; another program wrote to this key") from None
 
 
 def _check_sorted(items: tuple[str, ...]) -> tuple[str, ...]:
     if not all(map(operator.lt, items, islice(items, 1, None))):
-        raise BadManifest(f"items {short(items)} are not sorted, each once; something else wrote to this key")
+        raise BadManifest(f"items {short(items)} are not sorted, each once; another program wrote to this key")
     return items
 
 
@@ -348,11 +348,11 @@ def _validate_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
         BadManifest: A name is repeated or invalid.
     """
     if len(set(names)) < len(names):
-        raise BadManifest(f"chunks {short(names)} are not each named once; something else wrote to this key")
+        raise BadManifest(f"chunks {short(names)} are not each named once; another program wrote to this key")
     try:
         return tuple(check_id("chunk", name) for name in names)
     except ValueError as error:
-        raise BadManifest(f"{error}; something else wrote to this key") from None
+        raise BadManifest(f"{error}; another program wrote to this key") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,11 +451,14 @@ def read_set(store: Store, key: str, find_known_chunk: FindKnownChunk = lambda _
         except MissingChunk as error:
             again = store.get(key)
             if again is not None and again.version == manifest.version:
-                log.error("set at %s is damaged, what is left is used: %s", key, error)  # noqa: TRY400 - no stack needed
+                log.error("set at %s is damaged; its readable part is used: %s", key, error)  # noqa: TRY400 - no stack needed
                 found = defaultdict(lambda: b"[]", chunks)
                 return StoredSet(manifest, decode_set(manifest.value, found.__getitem__, find_known_chunk), str(error))
             manifest = again
-    msg = f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find out who writes it so often"
+    msg = (
+        f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find "
+        "out which program writes it so often"
+    )
     raise Conflict(msg)
 
 

@@ -69,7 +69,7 @@ def check_item(value: object) -> str:
     try:
         size = len(value.encode("utf-8"))
     except UnicodeEncodeError as error:
-        msg = f"work item {value!r} is no valid text: it holds a lone surrogate; decode it properly first"
+        msg = f"work item {value!r} is not valid text: it contains a lone surrogate; decode it properly first"
         raise ValueError(msg) from error
     if size > MAX_ITEM_BYTES:
         msg = f"work item {value[:40]!r}... has {size} bytes; give at most {MAX_ITEM_BYTES} bytes of UTF-8 (an id, say)"
@@ -102,7 +102,7 @@ def decode_item(path: str) -> str:
     """
     *pieces, last = path.split("/")
     if any(not piece.endswith(_MORE) for piece in pieces) or last.endswith(_MORE):
-        msg = f"{path!r} is no encoded work item; something else wrote below this key"
+        msg = f"{path!r} is not an encoded work item; another program wrote below this key"
         raise ValueError(msg)
     text = "".join(piece[:-1] for piece in pieces) + last
     if text == _EMPTY_ITEM:

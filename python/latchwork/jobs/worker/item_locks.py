@@ -198,7 +198,7 @@ class ItemLocks:
             if name not in taken:
                 self._await_lock(job, item, name)
         if len(taken) < len(names):
-            log.debug("job %s: %d locks are held by other nodes and awaited", job, len(names) - len(taken))
+            log.debug("job %s: %d locks are held by other nodes; waiting for them", job, len(names) - len(taken))
         return bool(taken)
 
     def release(self, job: str, items: Collection[str]) -> None:

@@ -159,7 +159,7 @@ class ManualRuns:
         try:
             self._store.commit(checks, [Put(f"{run.request.results_prefix}/{uuid.uuid4().hex}", end.to_bytes())])
         except Conflict as late:
-            log.info("job %s: no client waits for a manual run anymore: %s", run.request.job, late)
+            log.info("job %s: no client waits for a manual run any more: %s", run.request.job, late)
         except LatchworkError as failed:
             log.warning("job %s: the result of a manual run was not stored: %s", run.request.job, failed)
 

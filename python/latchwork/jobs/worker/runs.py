@@ -436,7 +436,7 @@ class JobRun:
             return
         returned = deferred_result_kind(job.run(context))
         if returned is not None:
-            raise TypeError(f"run returned {returned}, which is never run; use an async def, or await it in one")
+            raise TypeError(f"run returned {returned}, which never runs; use an async def function, or await it in one")
 
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())

@@ -126,7 +126,7 @@ class DoubleBarrier(BarrierMember):
 
     A member is its ID: one that dies inside and returns enters at once, and counts once when it leaves. One that does
     not return keeps the others from leaving until one of them times out, which ends the round for all; the next one is
-    usable. A call that is canceled or interrupted ends the round, too. Construction does no I/O.
+    usable. A call that is cancelled or interrupted ends the round, too. Construction does no I/O.
 
     Thread-safe; all threads are one member.
 
@@ -168,7 +168,7 @@ class DoubleBarrier(BarrierMember):
         try:
             await steps_of(self.abort)(f"the work of {self.member_id!r} failed: {exc!r}")
         except LatchworkError as error:  # the failure of the work is what the caller has to see
-            _log.warning("%s could not be aborted, others wait until their timeout: %s", self, error)
+            _log.warning("%s could not be aborted; the other members wait until their timeout: %s", self, error)
 
     @driven
     async def enter(self, timeout_s: float | None = None) -> int:
@@ -220,7 +220,7 @@ class DoubleBarrier(BarrierMember):
         return sorted(set(board.regulars) - set(await self._arrived()))
 
     async def _arrive_or_end_round(self, choose: Choice, timeout_s: float | None) -> int:
-        """Enter or leave the round. If the call is canceled or interrupted, end the round in the background.
+        """Enter or leave the round. If the call is cancelled or interrupted, end the round in the background.
 
         Otherwise this member would never leave the round, and would block every later round.
 
@@ -243,7 +243,7 @@ class DoubleBarrier(BarrierMember):
             return await self._arrive_and_wait(choose_and_note, timeout_s)
 
     async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
-        """Try once to end a round after a canceled call. Runs as a background cleanup.
+        """Try once to end a round after a cancelled call. Runs as a background cleanup.
 
         Args:
             phase: The phase at which this member may have arrived.
@@ -251,13 +251,13 @@ class DoubleBarrier(BarrierMember):
         Returns:
             Seconds until the next attempt. None if the round has ended.
         """
-        why = f"a call of {self.member_id!r} was cancelled"
+        why = f"a call of {self.member_id!r} was canceled"
         try:
             board = (await self._end_as_broken(phase, why)).board
             if board.phase == phase + 1 and board.phase % 2 == 1 and self.member_id in board.regulars:
                 await self._end_as_broken(board.phase, why)  # everybody had come after all
         except (Unavailable, OutcomeUnknown) as error:
-            _log.info("%s: the round of a cancelled call has not ended yet: %s", self, error)
+            _log.info("%s: the round of a canceled call has not ended yet: %s", self, error)
             return backoff.next_s()
         return None
 

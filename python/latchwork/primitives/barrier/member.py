@@ -192,7 +192,7 @@ class BarrierMember:
     ) -> None:
         check_store(store, f"a {self._kind}")
         if callable(parties) and not per_generation:
-            raise TypeError(f"{self._kind} {name!r}: parties that are asked for need per_generation=True")
+            raise TypeError(f"{self._kind} {name!r}: parties given by a function need per_generation=True")
         self.name = check_name(name, self._kind)
         self.member_id = check_member(member_id, "member")
         self._what = f"{self._kind} {name!r}"
@@ -243,7 +243,9 @@ class BarrierMember:
         board = self._initial if entry is None else BarrierRecord.from_entry(entry)
         if not board.expects_same_as(self._initial):
             expects = ", ".join(board.names) or (f"{board.parties} members" if board.parties else "others each time")
-            raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
+            raise LatchworkError(
+                f"{self._what} expects {expects}; create it with the same parties, or use another name"
+            )
         return BarrierSnapshot(self._keys, board, entry, opened)
 
     async def _arrive_and_wait(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
@@ -322,7 +324,7 @@ class BarrierMember:
             if phase is None or phase < board.phase or last == phase:
                 return self._build_earlier_arrival(phase, snapshot, mine if last == phase else None, waiter)
             if phase > board.phase:
-                raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
+                raise ValueError(f"{self._what}: not opened yet; the open one is {board.phase // self._cycle}")
             expected = None
             if opening is None:
                 if not has_paused and not await local.claim_opening(phase, waiter):
@@ -437,7 +439,7 @@ class BarrierMember:
             return  # it had ended, but the last member died before it wrote that
         if not await waiter.watch_until(self._keys.board, PhaseEndWatcher(seen, phase), deadline):
             self._waits.raise_if_ended(waiter)
-            raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
+            raise BarrierBroken(f"{self._what} is in use by a round without {self.member_id!r}; try again later")
 
     async def _await_end(
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
@@ -613,7 +615,9 @@ class BarrierMember:
         else:
             await self._delete_arrival(mine, local)
         if end is None:
-            raise LatchworkError(f"{self._what}: how phase {phase} ended is forgotten, it is too long ago")
+            raise LatchworkError(
+                f"{self._what}: how phase {phase} ended is no longer known, because it was too long ago"
+            )
         if not end.broken:
             return phase
         missing = ", ".join(end.missing)
@@ -640,7 +644,7 @@ class BarrierMember:
                 await local.members.delete(mine)
                 self._is_absent = True  # the next arrival need not read the key
         except LatchworkError as error:
-            _log.info("%s: the arrival of %r is left behind: %s", self._what, self.member_id, error)
+            _log.info("%s: the arrival of %r could not be removed: %s", self._what, self.member_id, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -670,5 +674,5 @@ def _check_parties(parties: int | Collection[str], member_id: str, what: str) ->
         return parties
     names = {check_member(each, "member") for each in parties}
     if member_id not in names:
-        raise InvalidKey(f"member {member_id!r} is none of the parties of {what}: {', '.join(sorted(names))}")
+        raise InvalidKey(f"member {member_id!r} is not one of the parties of {what}: {', '.join(sorted(names))}")
     return names

@@ -301,7 +301,9 @@ class _CampaignLock(SessionLock):
         try:
             await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
         except Conflict as error:
-            raise NotLeader(f"{self.what} is not led by us any more, nothing was announced; stop leading") from error
+            raise NotLeader(
+                f"{self.what} is no longer led by this process, so nothing was announced; stop leading"
+            ) from error
 
     async def resign(self) -> None:
         self._home.check()

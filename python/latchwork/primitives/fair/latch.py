@@ -106,7 +106,9 @@ class LeaderLatch(GuardsWork, Participant):
         self._home.check()
         while (leaving := self._start_unless_leaving()) is not None:
             if self._announcer.is_running_here:
-                raise LatchworkError(f"{self._what} is leaving and waits for this listener; start it in another thread")
+                raise LatchworkError(
+                    f"{self._what} is leaving and waits for this listener; start it from another thread"
+                )
             await self._ended(leaving)
 
     def _start_unless_leaving(self) -> Background | None:
@@ -444,7 +446,8 @@ class LeaderLatch(GuardsWork, Participant):
         leadership = self._leadership
         if leadership is None or leadership.remaining_s() <= 0.0:
             raise NotLeader(
-                f"node {self.node_id!r} does not lead {self.name!r} now; wait for it, or leave it to another"
+                f"node {self.node_id!r} does not lead {self.name!r} now; wait until it "
+                "does, or leave the work to the leader"
             )
         return leadership
 
@@ -483,7 +486,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._changed.notify_all()
         leadership.end()
         self._announcer.start_delivery()
-        _log.info("%s: node %r leads no more: %s", self._what, self.node_id, why)
+        _log.info("%s: node %r no longer leads: %s", self._what, self.node_id, why)
 
     def _enter(self, state: LatchState) -> None:
         with self._changed.mutex:

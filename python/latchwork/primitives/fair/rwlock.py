@@ -158,7 +158,7 @@ class ModeLock(SessionLock):
             raise LockLost(f"{self.what} is not held by this thread; acquire it before the downgrade")
         if len(hold.acquisitions) > 1:
             raise LatchworkError(
-                f"{self.what} is held {len(hold.acquisitions)} times by this thread; release all but one of them"
+                f"{self.what} is held {len(hold.acquisitions)} times by this thread; release all but one"
             )
         ticket = hold.position.ticket
         shared = encode({**read_object(ticket.value), "mode": "read"})
@@ -185,7 +185,7 @@ class ModeLock(SessionLock):
         """
         with self._lock:
             if hold.released.is_set():
-                raise Closed(f"{self.what} was closed, and its hold released; make another one")
+                raise Closed(f"{self.what} was closed and released; create another one")
         await self.other.receive_hold(hold)
 
     async def receive_hold(self, hold: Hold) -> None:
@@ -201,7 +201,7 @@ class ModeLock(SessionLock):
         self._record_hold(hold)
         if self._waits.is_closed:
             await self._release_hold(hold)
-            raise Closed(f"{self.what} was closed, and its hold released; make another one")
+            raise Closed(f"{self.what} was closed and released; create another one")
 
     def _record_hold(self, hold: Hold) -> None:
         """Record a held lock under this mode, and remove it from the other mode. If the thread is interrupted in

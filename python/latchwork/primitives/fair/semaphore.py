@@ -131,11 +131,11 @@ class Semaphore(SessionLock):
         elif (found := await ask(self._store.get, self._size_key)) is not None:
             entry = found
         else:
-            raise LatchworkError(f"{self.what} has no size yet; make it with leases=n")
+            raise LatchworkError(f"{self.what} has no size yet; create it with leases=n")
         stored = _read_size(entry)
         if self._wanted not in {None, stored}:
             raise LatchworkError(
-                f"{self.what} has {stored} leases, not {self._wanted}; make it with leases={stored}, or resize it"
+                f"{self.what} has {stored} leases, not {self._wanted}; create it with leases={stored}, or resize it"
             )
         self._agreed = True
 
@@ -169,7 +169,7 @@ class Semaphore(SessionLock):
             if ours is not None and ours.owner == position.session.id:  # an earlier try got through, its answer did not
                 return self._lease(ours, position.session)
             if ours is not None:
-                raise BadRecord(f"key {ours.key!r} is no lease of {self.what}: another program wrote it; delete it")
+                raise BadRecord(f"key {ours.key!r} is not a lease of {self.what}: another program wrote it; delete it")
             size = entries.get(self._size_key)
             if size is None:  # it was deleted
                 self._agreed = False

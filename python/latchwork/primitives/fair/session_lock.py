@@ -278,7 +278,7 @@ class SessionLock(GuardsWork):
                 raise self.error(f"{self.what} was lost since this thread acquired it; release it, then acquire again")
             return hold
         if hold.is_held:
-            raise LatchworkError(f"{self.what} is held by this very thread already; release it first")
+            raise LatchworkError(f"{self.what} is already held by this thread; release it first")
         return None
 
     async def _timeout_message(self, timeout_s: float | None) -> str:
@@ -297,7 +297,7 @@ class SessionLock(GuardsWork):
         if surplus:
             hold.ownership.end()
             await self._queue.leave(position)
-            raise Closed(f"{self.what} was closed while it was being acquired; make another one")
+            raise Closed(f"{self.what} was closed while it was being acquired; create another one")
         waiter.is_kept = True
         self._push(hold)
         hold.remove_listener = position.session.on_lost(lambda: hold.owner.on_hold_lost(hold), or_closed=True)
@@ -324,7 +324,9 @@ class SessionLock(GuardsWork):
         was_held = hold.is_held
         was_there = await self._release_hold(hold)
         if not (was_held and was_there):  # by our own clock, or because a third party ended it on the server
-            raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
+            raise self.error(
+                f"{self.what} had expired before its release; the work that it protected may have been done twice"
+            )
 
     async def _release_hold(self, hold: Hold) -> bool:
         """Release a held lock in this process and on the server. Return False if it had already ended on the server."""
@@ -401,7 +403,7 @@ class SessionLock(GuardsWork):
     def _require_hold(self) -> Hold:
         hold = self._current_hold()
         if hold is None or not hold.is_held:
-            raise self.error(f"{self.what} is not held any more by this object; stop what it protected")
+            raise self.error(f"{self.what} is no longer held by this object; stop the work that it protected")
         return hold
 
     def _hold_to_release(self) -> Hold:
@@ -414,6 +416,6 @@ class SessionLock(GuardsWork):
             raise self.error(f"{self.what} is not held by this object; acquire it first")
         if len(holds) > 1:
             raise LatchworkError(
-                f"{self.what}: this thread holds nothing; {len(holds)} other threads do, let them release"
+                f"{self.what} is not held by this thread; {len(holds)} other threads hold it and must release it"
             )
         return holds[0]

@@ -409,7 +409,8 @@ class TicketQueue:
             self._log_left_tickets(keys, error)
         except StoreFull as error:
             message = (
-                "%s is given up, but a full server keeps %s: others wait until it is deleted or our session ends: %s"
+                "the wait for %s has ended, but the server is full and keeps %s: others wait "
+                "until it is deleted or our session ends: %s"
             )
             _log.warning(message, self.what, ", ".join(keys), error)
             self._delete_in_background(session, keys)
@@ -514,7 +515,7 @@ class LateTicketRemover:
                 nonce = parse_nonce(name)
                 if nonce in wanted:
                     await ask(self._store.delete, f"{queue}/{name}")
-                    _log.warning("ticket %s/%s of ours appeared late and is deleted", queue, name)
+                    _log.warning("our ticket %s/%s was created late and is deleted", queue, name)
                     self._forget(queue, nonce)
         except FATAL as error:
             _log.warning("%s: a late ticket stays until its session ends: %s", queue, error)

@@ -395,9 +395,9 @@ class ViewFollower:
                     self._fail(error)
                 if self._is_final(error):
                     return
-                _log.info("%s: its views are followed again: %s", self._what, error)
+                _log.info("%s: following its views again after an error: %s", self._what, error)
             except Exception:
-                _log.exception("%s: following its views failed unexpectedly and is tried again", self._what)
+                _log.exception("%s: following its views failed unexpectedly, retrying", self._what)
             await Pause(self._store.clock, self._cancelled, backoff.next_s())
 
     def _has_ended(self) -> bool:
@@ -473,14 +473,14 @@ class ViewFollower:
                 finally:
                     await self._follower_queue.leave(position)
             except PermissionDenied as error:
-                _log.info("%s: views are left to others to write: %s", self._what, error)
+                _log.info("%s: leaving views for other members to write: %s", self._what, error)
                 return
             except Closed:
                 continue
             except LatchworkError as error:
-                _log.info("%s: writing views is tried again: %s", self._what, error)
+                _log.info("%s: writing views failed, retrying: %s", self._what, error)
             except Exception:
-                _log.exception("%s: writing views failed unexpectedly and is tried again", self._what)
+                _log.exception("%s: writing views failed unexpectedly, retrying", self._what)
             await waiter.pause(backoff.next_s())
 
     async def _wait_for_writer_role(self, position: QueuePosition, waiter: Waiter) -> bool:

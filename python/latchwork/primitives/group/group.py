@@ -234,7 +234,9 @@ class Group(Participant):
             with suppress(WaitTimeout):
                 await self._wait(partial(_is_another, view.number), deadline.left_s(backoff.next_s()))
             if deadline.has_passed:
-                raise WaitTimeout(f"{self._what}: its views are behind its members still, at {self._view.ids}")
+                raise WaitTimeout(
+                    f"{self._what}: its views have not caught up with its members yet; the newest has {self._view.ids}"
+                )
 
     async def _wait(self, is_true: Callable[[View], bool], timeout_s: float | None) -> View:
         self._follow_views()
@@ -342,7 +344,7 @@ class Group(Participant):
 
     def _get_membership(self) -> Membership:
         if self._membership is None:
-            raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
+            raise LatchworkError(f"{self._what} is only observed here; create it with a member_id")
         return self._membership
 
     def _follow_views(self) -> None:
@@ -434,7 +436,7 @@ class Group(Participant):
         if self._error is not None:
             raise self._error
         if self._leaving or not self._started:
-            raise Closed(f"{self._what} was closed or never started; start it before waiting, or make another one")
+            raise Closed(f"{self._what} was closed or never started; start it before waiting, or create another one")
 
     def _is_final(self, error: LatchworkError) -> bool:
         if isinstance(error, (*FATAL, NodeIdInUse, MemberEvicted, Conflict)):

@@ -184,7 +184,7 @@ class Membership:
         """
         entry = await self._read_own_key(session)
         if entry is None:
-            raise SessionLost(f"member {new.id!r} of {self._what} is gone; it joins again by itself")
+            raise SessionLost(f"member {new.id!r} of {self._what} is gone; it joins again automatically")
         try:
             await ask(self._store.commit, [At(entry), session.fence], [Put(self.key, new.to_bytes())])
         except Conflict:
@@ -292,7 +292,7 @@ class Membership:
                 return
             other = GroupMember.from_entry(entry)
             raise NodeIdInUse(
-                f"member {other.id!r} of {self._what} is in use by pid {other.pid} on {other.host}; use another id"
+                f"member {other.id!r} of {self._what} is in use by pid {other.pid} on {other.host}; use another ID"
             )
 
 

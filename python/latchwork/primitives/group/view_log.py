@@ -341,7 +341,7 @@ class ViewLog:
             if based is not before:
                 await self._delete_old_steps(head)
         except LatchworkError as error:  # it goes with the next base, or the next log
-            _log.info("%s: old views are not cleaned away yet: %s", self._what, error)
+            _log.info("%s: old views are not removed yet: %s", self._what, error)
         return written.entries[0], head, step
 
     async def _write_base_if_due(self, head: LogHead, state: ViewState) -> LogHead:
@@ -374,7 +374,7 @@ class ViewLog:
             Conflict: The group has members.
         """
         if await ask(self._store.list, self.members_key, limit=1):
-            msg = f"{self._what} has members; it can be removed when they have left"
+            msg = f"{self._what} still has members; remove it after they have left"
             raise Conflict(msg, failed=[Absent(self.members_key)])
         ended = await self._list_log_prefixes()
         await ask(self._store.delete, self.head_key)

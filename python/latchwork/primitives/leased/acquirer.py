@@ -69,7 +69,7 @@ class LockAcquirer:
             elif not stop.is_set():
                 await self._sleep(deadline.left_s(pause_s))
             if stop.is_set():
-                raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
+                raise Closed(f"lock {name!r} was closed while waiting; create another one")
 
     async def acquire_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
         """Acquire the locks that are free, without waiting.

@@ -105,7 +105,7 @@ async def force_release(
     if entry is None or before is None or before.holder is None:
         return None
     await ask(table.store.commit, [At(entry)], [Put(entry.key, FREE), *resolved(store, also(before))])
-    _log.warning("lock %r was taken from %s by hand, fencing token %d", name, before.holder, before.token)
+    _log.warning("lock %r was released by force from %s, fencing token %d", name, before.holder, before.token)
     return before
 
 

@@ -208,7 +208,7 @@ class LockKeeper(Startable):
         self._home.check()
         raise_if_in_callback("locks of an earlier owner", timeout_s)
         if owner_id == self.owner_id:
-            raise ValueError(f"owner {owner_id!r} is this keeper's own; give the id of an earlier life")
+            raise ValueError(f"owner {owner_id!r} is that of this keeper; give the ID of an earlier process")
         deadline = Deadline(self._clock, timeout_s)
         self._core.start()
         try:
@@ -291,6 +291,10 @@ class LockKeeper(Startable):
     def held(self) -> dict[str, HeldLock]:
         """Return the locks that this keeper certainly holds, by name."""
         return {} if self._home.is_foreign else self._state.held()
+
+    def holds(self, held: HeldLock) -> bool:
+        """Return whether a lock of this keeper has not been released. The result stays True if the lock has expired."""
+        return held.is_unreleased
 
     @property
     def owner_id(self) -> str | None:

@@ -259,12 +259,12 @@ class PersistentLock(GuardsWork):
     def _check_open(self) -> None:
         self._home.check()
         if self._closed:
-            raise Closed(f"lock {self.name!r} was closed; make another one")
+            raise Closed(f"lock {self.name!r} was closed; create another one")
 
     def _current(self) -> HeldLock:
         held = self._held
         if held is None or not held.is_held:
-            raise LockLost(f"lock {self.name!r} is not held any more by this object; stop what it protected")
+            raise LockLost(f"lock {self.name!r} is no longer held by this object; stop the work that it protected")
         return held
 
     def _get_ownership(self) -> Ownership:
@@ -295,7 +295,7 @@ class PersistentLock(GuardsWork):
                 self._stop_listening_if_unused()
         if surplus:
             await steps_of(found[0].release)()
-            raise Closed(f"lock {self.name!r} was closed while it was being acquired; make another one")
+            raise Closed(f"lock {self.name!r} was closed while it was being acquired; create another one")
         return found[0]
 
     async def _release(self, held: HeldLock) -> None:
@@ -322,7 +322,7 @@ class PersistentLock(GuardsWork):
             self._check_open()
             is_mine = self._holder == identity()
             if is_mine and self._held is not None and self._held.is_held:
-                raise LatchworkError(f"lock {self.name!r} is held by this very thread already; release it first")
+                raise LatchworkError(f"lock {self.name!r} is already held by this thread; release it first")
             keeper = self._given
             if keeper is None:
                 keeper = self._own = self._store.shared(

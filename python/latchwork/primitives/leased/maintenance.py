@@ -163,8 +163,8 @@ class KeeperMaintenance:
         failed = sorted({*lost, *gone, *missing})
         if failed:
             raise LockLost(
-                f"{len(failed)} locks were not held any more when they were released ({', '.join(failed[:5])}); "
-                f"what they protected may have been done by another as well"
+                f"{len(failed)} locks had been lost before they were released ({', '.join(failed[:5])}); "
+                f"the work that they protected may have been done twice"
             )
 
     # The thread
@@ -176,7 +176,7 @@ class KeeperMaintenance:
             try:
                 due = await self._run_due_work(self.clock.now())
             except Exception:  # renewing must go on, whatever went wrong once
-                _log.exception("lock keeper %r: a step failed, the next one follows", self.record.label)
+                _log.exception("lock keeper %r: a step failed; continuing with the next one", self.record.label)
                 due = self.clock.now() + self.ttl_s / 8
             await Pause(self.clock, self.wake, max(0.0, due - self.clock.now()))
             self.wake.clear()
@@ -229,7 +229,7 @@ class KeeperMaintenance:
             for owner in await self.table.find_removed_owners(self.waits.list_blocking_owners()):
                 self.waits.recheck_locks_of(owner)
         except LatchworkError as error:
-            _log.info("owners that hold what is waited for could not be read: %s", error)
+            _log.info("the owners of the awaited locks could not be read: %s", error)
         self.waits.close_idle_watches()
         if self.clock.now() >= self._next_sweep:
             self._next_sweep = self.clock.now() + self._sweep_period_s
@@ -278,7 +278,7 @@ class KeeperMaintenance:
         try:
             await self.table.delete_owner(owner_id, has_alive_key=has_alive_key)
         except LatchworkError as error:
-            _log.info("lock owner %s, which holds nothing any more, is not removed yet: %s", owner_id, error)
+            _log.info("lock owner %s, which no longer holds any lock, is not removed yet: %s", owner_id, error)
             return False
         return True
 
@@ -376,7 +376,7 @@ class KeeperMaintenance:
         if owner is not self.state.current:
             return  # given up or lost while the renewal was under way
         remaining_s = owner.remaining_s()
-        _log.warning("lock owner %s: not handle_renewal_result, %.2f s are left: %s", owner.id, remaining_s, error)
+        _log.warning("lock owner %s: could not be renewed, %.2f s left: %s", owner.id, remaining_s, error)
         self._urgent.post(*(partial(fn, error, remaining_s) for fn in list(self.failed_listeners.values())))
         if self.renewals.is_taken_over(owner, error):
             self.lose(owner, "another owner took it over")
@@ -402,7 +402,9 @@ class KeeperMaintenance:
             each.stop_work()
         self._cleanup_drain.signal()
         names = tuple(sorted(each.name for each in held))
-        _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), reason)
+        _log.warning(
+            "lock owner %s is lost with %d locks: %s; stop the work that they protect", owner.id, len(names), reason
+        )
         if names:
             self._urgent.post(*(partial(fn, names) for fn in list(self.lost_listeners.values())))
         self.waits.recheck(names)

@@ -312,7 +312,7 @@ class OwnerRenewer:
         try:
             await self._table.detach_owner(owner.id, self._record)
         except LatchworkError as error:
-            _log.warning("lock owner %s may end with its session, not by its TTL: %s", owner.id, error)
+            _log.warning("lock owner %s may end with its session instead of after its TTL: %s", owner.id, error)
 
     def _build_record(self, session: Session | None) -> OwnerRecord:
         return self._record if session is None else replace(self._record, session=session.id)

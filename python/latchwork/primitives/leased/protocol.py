@@ -106,7 +106,7 @@ def clamp_ttl_s(ttl_s: float, what: str) -> float:
     if not 0.0 < ttl_s <= MAX_DURATION_S:
         raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MAX_DURATION_S:g}, not {ttl_s!r}")
     if ttl_s < LEAST_TTL_S:
-        _log.warning("%s: a ttl of %.3g s is raised to the least, %.3g s", what, ttl_s, LEAST_TTL_S)
+        _log.warning("%s: a TTL of %.3g s is raised to the minimum, %.3g s", what, ttl_s, LEAST_TTL_S)
     return max(float(ttl_s), LEAST_TTL_S)
 
 

@@ -54,7 +54,7 @@ class KeeperState:
     def check_open(self) -> None:
         """Raise ``Closed`` if the keeper was closed."""
         if self._is_closed:
-            raise Closed("the lock keeper was closed; make another one")
+            raise Closed("the lock keeper was closed; create another one")
 
     def changed_since(self, version: int, timeout_s: float) -> Step[bool]:
         """Return an awaitable that waits until another call has created an owner or failed, or the keeper was

@@ -347,7 +347,7 @@ class RateLimiter(Closable):
         if not permits.has_same_settings(self._fresh):
             raise LatchworkError(
                 f"{self._what} gives {permits.limit} per {permits.interval_s:g} s, with slack {permits.slack_s:g} s; "
-                "make it like that, or use another name"
+                "create it with these values, or use another name"
             )
         return entry
 

@@ -85,5 +85,5 @@ class Sequence:
 def _record(record: Record, number: int) -> Ops:
     ops = record(number)
     if not ops:
-        raise ValueError(f"id {number} got no record; an id without one could be lost, and leave a gap")
+        raise ValueError(f"id {number} got no record; an ID without a record could be lost and leave a gap")
     return ops

@@ -290,7 +290,7 @@ class _NumberChange:
         landed = was_applied(attempt, current, self._nonce)
         if landed is None:
             raise OutcomeUnknown(
-                f"{self._cell}: whether it was changed cannot be told any more, others changed it too often since"
+                f"{self._cell}: it is unknown whether it was changed, because others have changed it too often since"
             ) from attempt.error
         if landed:
             self.result = attempt.value

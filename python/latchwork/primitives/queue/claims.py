@@ -145,7 +145,7 @@ class QueueClaim(GuardsWork):
         try:
             await steps_of(self.release)(repr(exc))
         except LatchworkError as error:
-            _log.warning("%s could not be released, the end of its session frees it: %s", self._what, error)
+            _log.warning("%s could not be released; it becomes free when its session ends: %s", self._what, error)
 
     async def _end_quietly(self, exc: BaseException | None) -> None:
         if self._has_ended:
@@ -156,7 +156,7 @@ class QueueClaim(GuardsWork):
         try:
             await steps_of(self.ack)()
         except LatchworkError as error:
-            _log.warning("%s: its acknowledgement was interrupted, and failed then: %s", self._what, error)
+            _log.warning("%s: its acknowledgment was interrupted and then failed: %s", self._what, error)
 
     # State
 
@@ -358,7 +358,10 @@ class QueueClaim(GuardsWork):
             return [Put(item.key, stored)]
         check_member(partition, "partition")
         if self._info.is_bounded:
-            raise ValueError(f"{self._info.what} is bounded, its items stay in their partitions; release it to its own")
+            raise ValueError(
+                f"{self._info.what} has a capacity, so its items stay in their partitions; "
+                "release the item to its own partition"
+            )
         moved = self._keys.item_key(partition, item.sort_key, item.id)
         index = build_index_put(self._keys, partition, item.sort_key)
         return [Delete(item.key), index, Create(moved, stored)]

@@ -266,7 +266,7 @@ class ItemTaker:
         except LatchworkError as error:
             if not claims:
                 raise
-            _log.info("%s: %d items were taken, the others not: %s", self._what, len(claims), error)
+            _log.info("%s: only %d items were taken: %s", self._what, len(claims), error)
         except BaseException:  # a callback failed, or an interrupt: no caller gets the claims
             self.keep_unused(claims)
             raise
@@ -464,11 +464,11 @@ class ItemTaker:
                 await ask(self._store.commit, held, [Delete(item.key), dead, *ops])
             except Conflict as error:
                 if not any(getattr(each, "key", None) == dead.key for each in error.failed):
-                    _log.info("%s: item %s is no dead letter yet: %s", self._what, item.path, error)
+                    _log.info("%s: item %s could not be made a dead letter yet: %s", self._what, item.path, error)
                     return False
                 letter = alternative_dead_letter_id(item.id)
             else:
-                _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, why)
+                _log.warning("%s: item %s is now a dead letter: %s", self._what, item.path, why)
                 return True
 
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:

@@ -4,7 +4,7 @@
 <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
 <name>/partitions/<partition>/holders/<id>              a taker that has claims there, bound to its session; JSON
 <name>/partitions/<partition>/removed/<holder>/<sort key>/<id>   an item was removed while it was claimed: its
-holder deletes this, or ``clean_index`` once that is gone
+holder deletes this, or ``tidy`` once that is gone
 <name>/data/<number>                                    the value of an item, if it is large
 <name>/dead/<letter>                                    an item that became a dead letter, and where it was
 <name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
@@ -356,7 +356,8 @@ def check_payload(value: bytes, what: str) -> bytes:
     check_bytes(value, f"a value for {what}")
     if len(value) > MAX_VALUE_BYTES:
         raise ValueTooLarge(
-            f"a value for {what} has {len(value):,} bytes, the limit is {MAX_VALUE_BYTES:,}; put a key of it instead"
+            f"a value for {what} has {len(value):,} bytes, but the limit is {MAX_VALUE_BYTES:,}; "
+            "store it under a key and put that key instead"
         )
     return value
 
@@ -374,7 +375,8 @@ def check_inline(value: bytes, what: str) -> bytes:
     check_bytes(value, f"a value for {what}")
     if len(value) > INLINE_BYTES:
         raise ValueTooLarge(
-            f"a value for {what} has {len(value):,} bytes, an item of your own transaction holds {INLINE_BYTES:,}; "
+            f"a value for {what} has {len(value):,} bytes, but an item in your own transaction "
+            f"holds at most {INLINE_BYTES:,}; "
             "put it with put(), or write it to a key of yours and put that key"
         )
     return value
@@ -431,7 +433,7 @@ def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "")
         head = convert(body, ItemHeader)
         partition, sort_key, item_id = position or _checked(head)
     except ValueError as error:  # BadRecord and InvalidKey are such
-        raise BadRecord(f"key {entry.key!r} holds no item of a work queue ({error}); delete it") from None
+        raise BadRecord(f"key {entry.key!r} does not contain an item of a work queue ({error}); delete it") from None
     more = {name: body[name] for name in body.keys() - _FIELDS}
     return QueueItem(
         item_id,

@@ -203,7 +203,8 @@ class OrderedPuts:
         stored = Capacity.from_entry(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(
-                f"{self._what} has a capacity of {stored}, not {self._capacity}; make it with that, or use another name"
+                f"{self._what} has a capacity of {stored}, not {self._capacity}; create "
+                "it with that, or use another name"
             )
         self._capacity, self._is_agreed = stored, True
         return stored

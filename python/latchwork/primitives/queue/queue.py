@@ -333,7 +333,7 @@ def _sort_key(priority: int, number: int) -> str:
 def _item_id(priority: int, number: int) -> str:
     """Return the ID of an item. Sorted as text, IDs are in the order of priority, then number."""
     if not number < _MAX_NUMBER:
-        raise LatchworkError(f"{number - 1:,} items have gone through this queue, it is used up; use another name")
+        raise LatchworkError(f"{number - 1:,} items have gone through this queue, which is its limit; use another name")
     return f"{priority}-{number:012d}"
 
 

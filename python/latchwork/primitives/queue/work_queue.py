@@ -167,7 +167,7 @@ class WorkQueue(Closable):
 
     def _raise_if_bounded(self) -> None:
         if self._info.is_bounded:
-            raise ValueError(f"{self._what} has a capacity, which a transaction of yours cannot keep; use put()")
+            raise ValueError(f"{self._what} has a capacity, which your own transaction cannot enforce; use put()")
 
     @driven
     async def put(
@@ -441,7 +441,7 @@ class WorkQueue(Closable):
         for item in items:
             if item.key != self._keys.item_key(item.partition, item.sort_key, item.id):
                 raise ValueError(
-                    f"{item.path} is no item of {self._what} that can be taken; it was read at {item.key!r}"
+                    f"{item.path} is not an item of {self._what} that can be taken; it was read at {item.key!r}"
                 )
         fresh = [item for item in items if item.attempts < self._info.max_attempts]
         request = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or no_extras, on_refused=on_refused)
@@ -669,7 +669,7 @@ class WorkQueue(Closable):
         return [] if self._puts is None else await self._puts.putters.tickets()
 
     @driven
-    async def clean_index(self, partition: str) -> bool:
+    async def tidy(self, partition: str) -> bool:
         """Remove unused entries from the index of a partition that no consumer reads.
 
         Consumers do this while they read: they remove index entries of sort keys without items, and records of removed

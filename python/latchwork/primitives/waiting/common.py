@@ -151,7 +151,8 @@ def raise_if_in_callback(what: str, timeout_s: float | None) -> None:
     """
     if timeout_s != 0 and is_in_callback():
         raise LatchworkError(
-            f"{what} must not be waited for in a callback, others wait for that to end; use a thread, or timeout_s=0"
+            f"{what} must not be waited for in a callback, because others wait for the callback "
+            "to end; use a thread, or timeout_s=0"
         )
 
 

@@ -98,7 +98,7 @@ class Participant(Startable):
                     break
                 _log.info("%s: %s tries again: %s", self._what, self._who, error)
             except Exception:  # a participant must not vanish silently after an error
-                _log.exception("%s: %s failed unexpectedly and tries again", self._what, self._who)
+                _log.exception("%s: %s failed unexpectedly, retrying", self._what, self._who)
             await self._pause(backoff.next_s())
         await self._depart()
 
@@ -149,19 +149,20 @@ class Participant(Startable):
             self._error = error
             self._changed.notify_all()
         if not self._leaving:
-            _log.warning("%s: %s is out for good: %s", self._what, self._who, error)
+            _log.warning("%s: %s has ended permanently: %s", self._what, self._who, error)
 
     def _check_open(self) -> None:
         self._home.check()
         if self._closed:
-            raise Closed(f"{self._what} was closed; make another one")
+            raise Closed(f"{self._what} was closed; create another one")
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
             raise self._error
         if self._leaving or self._background is None:
             raise Closed(
-                f"{self._what} was closed, left or never started; start it before waiting, or make another one"
+                f"{self._what} was closed, has left or was never started; start it before "
+                "waiting, or create another one"
             )
 
 

@@ -1,6 +1,6 @@
 """Calls that wait for something in the store. They end when the object is closed or its session ends.
 
-A ``Waiter`` watches the store until a condition is met or it is canceled. An ``EntryLimit`` limits how many waiters
+A ``Waiter`` watches the store until a condition is met or it is cancelled. An ``EntryLimit`` limits how many waiters
 send requests at a time.
 """
 
@@ -89,7 +89,7 @@ class WaiterRegistry:
         if self.home.is_foreign:
             raise self.home.error()
         if self._closed:
-            raise Closed(f"{self._what} was closed; make another one") from cause
+            raise Closed(f"{self._what} was closed; create another one") from cause
 
     @property
     def is_closed(self) -> bool:
@@ -155,7 +155,7 @@ class WaiterRegistry:
 
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
-        """Return a context manager that yields a further waiter. Canceling it does not affect other waiters."""
+        """Return a context manager that yields a further waiter. Cancelling it does not affect other waiters."""
         with self._waiting(Waiter(self._store, session)) as waiter:
             yield waiter
 
@@ -216,12 +216,12 @@ class WaiterRegistry:
 class Waiter:
     """Waits for one thing at a time. Any thread can cancel it permanently.
 
-    It is canceled when its session is lost or closed. The watch of the last wait stays open until the next wait or
+    It is cancelled when its session is lost or closed. The watch of the last wait stays open until the next wait or
     ``close``, because closing it would delay a client that has just acquired a lock.
 
     Attributes:
         session: The session whose end cancels it.
-        cancelled: Set when it is canceled.
+        cancelled: Set when it is cancelled.
         is_kept: Set by a caller that keeps the waiter after the wait and closes it later.
     """
 
@@ -241,7 +241,7 @@ class Waiter:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the waiter was canceled."""
+        """Whether the waiter was cancelled."""
         return self.cancelled.is_set()
 
     def cancel(self) -> None:
@@ -253,7 +253,7 @@ class Waiter:
             watch.close()
 
     async def pause(self, seconds: float | None) -> bool:
-        """Pause for this many seconds. Return False if the waiter was canceled."""
+        """Pause for this many seconds. Return False if the waiter was cancelled."""
         return not await Pause(self._store.clock, self.cancelled, seconds)
 
     @property
@@ -284,7 +284,7 @@ class Waiter:
             siblings: As for ``Store.watch``.
             matters: As for ``Watch``.
         Returns:
-            True if the condition was satisfied. False after the deadline or if canceled.
+            True if the condition was satisfied. False after the deadline or if cancelled.
         """
         watch = self._store.watch(prefix, single_key=single_key, siblings=siblings)
         watch.matters = matters
@@ -307,7 +307,7 @@ class Waiter:
             is_done: Called with each later batch of changes. Returns whether to stop.
             deadline: When the wait times out.
         Returns:
-            True if the condition was satisfied. False after the deadline or if canceled.
+            True if the condition was satisfied. False after the deadline or if cancelled.
         """
         watch = self._watch
         return watch is not None and await self._follow(watch, is_done, deadline)
@@ -380,7 +380,7 @@ class EntryLimit:
         """Wait until the waiter may enter the section. Afterwards it must call ``leave``.
 
         Returns:
-            False if the waiter was canceled; it has not entered.
+            False if the waiter was cancelled; it has not entered.
         """
         turn = Signal()
         with self._lock:
@@ -416,4 +416,4 @@ class EntryLimit:
                 self._free += 1
 
     def close(self) -> None:
-        """Do nothing, because the waiters are canceled by their owners."""
+        """Do nothing, because the waiters are cancelled by their owners."""

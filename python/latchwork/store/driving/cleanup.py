@@ -70,7 +70,7 @@ class CleanupThread:
         """
         thread = self._thread
         if thread is not None and not thread.is_running_here and not thread.join(timeout_s):
-            _log.warning("%s: a cleanup call did not end within %g s; it is left behind", self._name, timeout_s)
+            _log.warning("%s: a cleanup call did not end within %g s and is abandoned", self._name, timeout_s)
 
     def _push(self, job: CleanupJob, after_s: float) -> None:
         heapq.heappush(self._jobs, (self._clock.now() + after_s, next(self._numbers), job))

@@ -59,7 +59,7 @@ class DedicatedLoop:
         call = _LoopCall(fn, who)
         with self._lock:
             if self._is_closed:
-                raise Closed(f"{self._name} was closed: nothing runs there any more")
+                raise Closed(f"{self._name} was closed and runs nothing any more")
             loop = self._begun()
             self._calls.add(call)
             loop.call_soon_threadsafe(call.begin, self._ended, context=copy_context())
@@ -128,7 +128,7 @@ class DedicatedLoop:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            _log.exception("%s: a task raised an exit that ends event loops; the loop continues", self._name)
+            _log.exception("%s: a task raised SystemExit or KeyboardInterrupt; the event loop continues", self._name)
             return False
         return True
 

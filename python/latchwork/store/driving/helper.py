@@ -132,7 +132,7 @@ async def run_in_task(protocol: Callable[[], StepCoroutine[T]], *, is_shielded: 
             raise protocol_run.cancellation_error(error) from None
         if not is_shielded or protocol_run.cancellation is None:
             raise
-        _log.exception("a cancelled call has ended with an error")
+        _log.exception("a canceled call has ended with an error")
         raise protocol_run.cancellation from None
     except BaseException as error:
         if not protocol_run.has_ended:  # the task was abandoned, and may not wait

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds that a canceled call waits for its cleanup, which then continues in the background.
+#: Seconds that a cancelled call waits for its cleanup, which then continues in the background.
 CLEAN_UP_S = 1.0
 #: Maximum number of posted calls per loop iteration: each takes some microseconds.
 _BATCH = 200
@@ -201,7 +201,7 @@ class ProtocolRun(Generic[T]):
         self._future: Future[Any] | None = None
         self._cleaning_until: float | None = None
         self._cancelled: BaseException | None = None
-        self._note: str | None = None  # about the unknown outcome of the canceled step
+        self._note: str | None = None  # about the unknown outcome of the cancelled step
 
     async def run(self) -> T:
         """Run the protocol in the running event loop until it has ended, and return its result."""
@@ -252,7 +252,7 @@ class ProtocolRun(Generic[T]):
         except asyncio.CancelledError:
             pass  # the cancellation that ended it
         except Exception:
-            _log.exception("the cleanup of a cancelled call failed in the background")
+            _log.exception("the cleanup of a canceled call failed in the background")
 
     def abandon(self, error: BaseException) -> None:
         """Make the protocol receive an error when it continues. A shielded protocol completes without the error.
@@ -441,7 +441,7 @@ class InFlightLimit:
         try:
             await waiter
         except BaseException:
-            if not waiter.done():  # the task was abandoned, not canceled
+            if not waiter.done():  # the task was abandoned, not cancelled
                 self._waiting.remove(waiter)
             elif not waiter.cancelled():  # the slot was granted before the cancellation
                 self.release()

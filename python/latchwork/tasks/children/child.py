@@ -84,9 +84,9 @@ class ChildEnd:
         how = f"signal {_signal_name(self.signal)}" if self.signal is not None else f"code {self.code}"
         reasons = {
             "exited": f"ended with {how}",
-            "deadline": "was ended by force: its time was over",
+            "deadline": "was killed: its time was over",
             "requested": f"was told to end, and did with {how}",
-            "parent": "was ended by force: its parent was gone",
+            "parent": "was killed: its parent was gone",
             "unsupervised": "was ended from outside together with its supervisor",
         }
         return reasons[self.why]
@@ -127,7 +127,7 @@ class Child:
         label: str = "",
     ) -> None:
         if os.name != "posix":
-            raise LatchworkError("children under supervision need a POSIX system; run tasks in threads here")
+            raise LatchworkError("supervised child processes need a POSIX system; run tasks in threads here")
         given = [os.fsencode(each) for each in argv]
         self._what = f"command {os.fsdecode(given[0])!r}" if given else "a command"
         self._mark = os.urandom(16).hex()
@@ -289,7 +289,7 @@ class Child:
         if words[0] == "started":
             return int(words[1])
         number, where = int(words[1]), words[2]
-        why = os.strerror(number) if number else "for no reason that the system names"
+        why = os.strerror(number) if number else "for an unknown reason"
         name = errors.errorcode.get(number, "")
         raise CannotStart(number, f"{self._what} could not {_WHERE.get(where, where)}: {why} {name}".rstrip())
 
@@ -370,7 +370,7 @@ class DeadlineExtender:
         """
         with self._mutex:
             if self._closed.is_set():
-                raise Closed("this deadline extender was closed; make another one")
+                raise Closed("this deadline extender was closed; create another one")
             self._held[child] = deadline
             if self._thread is None:
                 self._thread = threading.Thread(target=self._extend_deadlines, name="latchwork-deadlines", daemon=True)

@@ -72,7 +72,7 @@ def build_order(  # noqa: PLR0917 - the parts of one record, in its order
     ]
     for part in parts:
         if b"\0" in part:
-            raise ValueError(f"no part of a command may hold a zero byte, as {part[:60]!r} does")
+            raise ValueError(f"no part of a command may contain a zero byte, as {part[:60]!r} does")
     if any("=" in name or not name for name in variables):
         raise ValueError("the name of an environment variable must be text without '='")
     return parts

@@ -305,7 +305,7 @@ class Node(ABC, Generic[S]):
         return left
 
     def _drain_until_hurried(self, drain_s: float) -> None:
-        _log.info("%s takes nothing more, and waits %g s for its tasks", self._what, drain_s)
+        _log.info("%s takes no more tasks, and waits up to %g s for those that are running", self._what, drain_s)
         clock = self._store.clock
         until = clock.now() + drain_s
         while (left_s := until - clock.now()) > 0.0 and self._end_requests.empty():
@@ -347,9 +347,9 @@ class Node(ABC, Generic[S]):
 
     def _check_not_ended(self) -> None:
         if self._is_closed:
-            raise Closed(f"{self._what} was closed; make another one")
+            raise Closed(f"{self._what} was closed; create another one")
         if self._is_draining:
-            raise Closed(f"{self._what} was drained; make another one")
+            raise Closed(f"{self._what} was drained; create another one")
 
     def _explain_not_ready(self) -> str:
         if self._is_closed:
@@ -393,9 +393,9 @@ class Node(ABC, Generic[S]):
         if self._error is not None:
             _log.error("%s ends: %s", self._what, why)
         elif not isinstance(error, LatchworkError):
-            _log.error("%s failed unexpectedly, and tries again", self._what, exc_info=error)
+            _log.error("%s failed unexpectedly, retrying", self._what, exc_info=error)
         else:
-            _log.log(logging.WARNING if is_new else logging.DEBUG, "%s tries again: %s", self._what, why)
+            _log.log(logging.WARNING if is_new else logging.DEBUG, "%s: retrying: %s", self._what, why)
         return self._error is not None
 
     def _run_session(self, backoff: Backoff) -> None:
@@ -428,7 +428,7 @@ class Node(ABC, Generic[S]):
                 self._work = None
 
     def _wait_for_end(self, session: Session) -> None:
-        _log.info("%s takes tasks, %d at a time", self._what, self._slots)
+        _log.info("%s is ready and runs up to %d tasks at a time", self._what, self._slots)
         with self._changed:
             self._is_ready, self._trouble = True, ""
             self._changed.notify_all()

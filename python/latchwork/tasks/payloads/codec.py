@@ -88,7 +88,7 @@ class PlainCodec:
         except (TypeMismatch, BadPayload) as error:
             raise NotSerializable(f"{description}: {error}") from None
         if holds_objects and not are_equal(value, back):
-            raise NotSerializable(f"{description} is {short(value)}, and would come back as {short(back)}")
+            raise NotSerializable(f"{description} is {short(value)}, but would be read back as {short(back)}")
         return data
 
     def decode(self, data: bytes, type_: Any, description: str = "a payload") -> Any:
@@ -154,7 +154,7 @@ class PickleCodec:
             BadPayload: The bytes cannot be unpickled here, or the value does not match the annotation.
         """
         if not self._may_decode:
-            raise PickleRefused(f"{description} is pickled, and pickles are not trusted here; see allow_pickle=True")
+            raise PickleRefused(f"{description} is pickled, but pickles are not trusted here; see allow_pickle=True")
         try:
             return validate_value(pickle.Unpickler(io.BytesIO(data)).load(), type_)  # noqa: S301 - the program said so
         except TypeMismatch as error:
@@ -250,7 +250,7 @@ class Payloads:
         try:
             function.check_arguments(args, kwargs)
         except TypeError as error:
-            raise BadPayload(f"{error}; another version of it was called") from None
+            raise BadPayload(f"{error}; the caller has another version of it") from None
         made = [codec.decode(data, hint, name) for data, name, hint in _describe_arguments(function, args, kwargs)]
         return Arguments(tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True)))
 
@@ -263,14 +263,14 @@ class Payloads:
         codec = self._readers.get(bytes(tag)) if colon else None
         if codec is None:
             known = ", ".join(sorted(each.decode() for each in self._readers))
-            raise BadPayload(f"{description} is of no codec that is known here ({known}): {short(payload)}")
+            raise BadPayload(f"{description} has an unknown codec (known: {known}): {short(payload)}")
         return codec
 
     def _add_tag(self, codec: Codec, data: bytes, description: str) -> bytes:
         if len(data) + _MOST_TAG > self.max_payload_bytes:
             raise PayloadTooLarge(
                 f"{description} takes {len(data):,} bytes, and at most {self.max_payload_bytes:,} are stored; "
-                "put it elsewhere, and pass its address"
+                "store it elsewhere and pass its address"
             )
         return codec.tag + b":" + data
 
@@ -283,7 +283,7 @@ def _check_frame(found: Any, description: str) -> tuple[tuple[bytes, ...], dict[
         case [list(args), dict(kwargs)]:
             if {*map(type, args), *map(type, kwargs.values())} <= _BYTES and set(map(type, kwargs)) <= _TEXT:
                 return tuple(args), kwargs
-    raise BadPayload(f"{description} are no arguments that can be used")
+    raise BadPayload(f"{description} are not valid arguments")
 
 
 def _describe_arguments(
@@ -330,5 +330,5 @@ def _cloudpickle() -> Any:
         return import_module("cloudpickle")
     except ImportError as error:
         raise BackendNotInstalled(
-            'pickled functions need the package cloudpickle; install it with pip install "latchwork[pickle]"'
+            'pickled functions need the package cloudpickle; run: pip install "latchwork[pickle]"'
         ) from error

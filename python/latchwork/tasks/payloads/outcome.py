@@ -182,7 +182,7 @@ class Outcome(Struct, frozen=True):
                 return cls(deferred=deferred)
             case ["raised", str(module), str(name), str(text), str(where), bytes(stored), bool(final), bool(refused)]:
                 return cls(failure=Failure(module, name, text, where, stored, final, refused))
-        raise BadPayload(f"{short(data)} is no outcome of a task")
+        raise BadPayload(f"{short(data)} is not an outcome of a task")
 
     def result(self, payloads: Payloads, type_: Any = Any, description: str = "the result") -> Any:
         """Return the value of the run, or raise its exception.
@@ -199,7 +199,7 @@ class Outcome(Struct, frozen=True):
         if self.failure is not None:
             raise self.failure.exception()
         if self.deferred:
-            raise BadPayload(f"{description} comes later")
+            raise BadPayload(f"{description} is not available yet")
         return payloads.decode(self.payload, type_, description)
 
 
@@ -224,7 +224,7 @@ def _traceback_of(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except BaseException as broken:
-        return f"<its traceback cannot be made: {reason(broken)}>\n"
+        return f"<its traceback cannot be created: {reason(broken)}>\n"
 
 
 def _shorten(text: str, most: int) -> str:

@@ -77,7 +77,9 @@ def _encode_node(payloads: Payloads, value: Any, what: str, hint: Any) -> list[A
         return [_LIST, [_encode_node(payloads, each, f"{what}, [{n}]", Any) for n, each in enumerate(value)]]
     if type(value) is dict and all(type(key) is str for key in value):
         return [_DICT, {key: _encode_node(payloads, each, f"{what}, [{key!r}]", Any) for key, each in value.items()}]
-    raise NotSerializable(f"{what} has a result that comes later in a {type(value).__name__}; put it into a list")
+    raise NotSerializable(
+        f"{what} contains a result that is not available yet in a {type(value).__name__}; put it into a list"
+    )
 
 
 def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, bytes], function: str) -> bytes:
@@ -105,7 +107,7 @@ def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, byt
             raise BadPayload(f"{_WHAT} of {function!r} waits for {short(name)}, which has no result")
         head, colon, data = found.partition(b":")
         if not colon or head != tag:
-            raise BadPayload(f"the result of {name!r} was stored by another codec than the arguments of {function!r}")
+            raise BadPayload(f"the result of {name!r} was stored with another codec than the arguments of {function!r}")
         return data
 
     join = _join_packed if tag == PlainCodec.tag else _join_with_codec(payloads)
@@ -127,7 +129,7 @@ def _fill_node(node: Any, part: Callable[[object], bytes], join: _Join, function
             return join([_fill_node(each, part, join, function) for each in members])
         case ["dict", dict(members)] if all(type(key) is str for key in members):
             return join({key: _fill_node(each, part, join, function) for key, each in members.items()})
-    raise BadPayload(f"{_WHAT} of {function!r} has a part that cannot be used: {short(node)}")
+    raise BadPayload(f"{_WHAT} of {function!r} has an invalid part: {short(node)}")
 
 
 def _join_packed(members: list[bytes] | dict[str, bytes]) -> bytes:

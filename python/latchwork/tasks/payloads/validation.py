@@ -311,7 +311,7 @@ def _require_no_objects(value: Any, where: str) -> Any:
         TypeMismatch: It contains one.
     """
     if isinstance(value, DecodedObject):
-        raise TypeMismatch(where, f"annotated with the class {value.name}, so that it can be made", value)
+        raise TypeMismatch(where, f"annotated with the class {value.name}, so that it can be created", value)
     if type(value) in _BOXES:
         inside = [*value, *value.values()] if type(value) is dict else value
         for each in inside:

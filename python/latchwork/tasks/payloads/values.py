@@ -78,7 +78,7 @@ def pack_and_detect_objects(value: object, description: str) -> tuple[bytes, boo
         packer = _Packer(description)
         return msgpack.encode(packer.to_msgpack(value, 0)), packer.holds_objects
     except UnicodeEncodeError:
-        raise NotSerializable(f"{description} holds half of a character, in some text; that has no bytes") from None
+        raise NotSerializable(f"{description} contains text with a lone surrogate, which cannot be encoded") from None
 
 
 def pack_plain(value: list[Any], description: str) -> bytes:
@@ -91,7 +91,7 @@ def pack_plain(value: list[Any], description: str) -> bytes:
     try:
         return msgpack.encode(value)
     except UnicodeEncodeError:
-        raise NotSerializable(f"{description} holds half of a character, in some text; that has no bytes") from None
+        raise NotSerializable(f"{description} contains text with a lone surrogate, which cannot be encoded") from None
 
 
 def unpack(data: bytes | memoryview, description: str) -> Any:
@@ -136,7 +136,7 @@ class _Packer:
         if kind is int:
             return value if _LEAST_INT <= value <= _MOST_INT else self._marked(_BIG, _int_bytes(value))
         if depth >= MAX_DEPTH:
-            raise NotSerializable(f"{self._what} is nested more than {MAX_DEPTH} deep, or holds itself")
+            raise NotSerializable(f"{self._what} is nested more than {MAX_DEPTH} deep, or contains itself")
         if kind is list:
             return [self.to_msgpack(each, depth + 1) for each in value]
         if kind is dict:
@@ -248,7 +248,7 @@ class _Unpacker:
         except RecursionError:
             raise BadPayload(f"{self._what} is nested too deep") from None
         except Exception as error:
-            raise BadPayload(f"{self._what} is no payload that can be used: {short(str(error))}") from None
+            raise BadPayload(f"{self._what} is not a valid payload: {short(str(error))}") from None
 
     def _marked(self, mark: int, data: memoryview) -> Any:
         make = _UNPACKERS.get(mark)
@@ -269,14 +269,14 @@ _Decode = Callable[[memoryview], Any]
 def _decode_fields(decode: _Decode, data: memoryview, kinds: tuple[type, ...]) -> list[Any]:
     found = decode(data)
     if type(found) is not list or len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
-        raise BadPayload("a part of it has another shape")
+        raise BadPayload("a part of it has an unexpected structure")
     return found
 
 
 def _many(decode: _Decode, data: memoryview) -> list[Any]:
     found = decode(data)
     if type(found) is not list:
-        raise BadPayload("a part of it is no list")
+        raise BadPayload("a part of it is not a list")
     return found
 
 
@@ -329,7 +329,7 @@ def _raised(decode: _Decode, data: memoryview) -> BaseException:
     module, name, args, state = _decode_fields(decode, data, (str, str, tuple, dict))
     made = rebuild_exception(ExceptionData(module, name, args, state))
     if made is None:
-        raise BadPayload(f"an exception of class {short(f'{module}:{name}')} cannot be made here")
+        raise BadPayload(f"an exception of class {short(f'{module}:{name}')} cannot be created here")
     return made
 
 

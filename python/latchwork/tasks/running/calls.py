@@ -120,7 +120,7 @@ def resolve_call(call: StoredCall, functions: Functions, payloads: Payloads) -> 
         match payloads.decode(call.payload, tuple[Any, ...], "a pickled call"):
             case (fn, tuple(args), dict(kwargs)) if callable(fn):
                 return RegisteredFunction("<pickled>", fn), Arguments(args, kwargs)
-        raise BadPayload("a pickled call holds something else")
+        raise BadPayload("a pickled call contains something else")
     registered = functions.get(call.function)
     return registered, payloads.decode_call(registered, call.payload)
 
@@ -179,7 +179,7 @@ def _await_result(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop
         if not isinstance(error, cancellations()) or not context.should_stop:
             raise
         if context.is_overdue:
-            raise TaskTimeout(f"task {context.task_id} was canceled: its time was over") from error
+            raise TaskTimeout(f"task {context.task_id} was canceled: its timeout had passed") from error
         raise TaskStopped(f"task {context.task_id} was stopped, and canceled") from error
 
 

@@ -174,7 +174,7 @@ class ClaimFinisher:
             self._on_lost(task)
             return
         path = task.path
-        _log.error("the end of item %s could not be decided; it is released", path, exc_info=error)
+        _log.error("the outcome of item %s could not be determined; the item is released", path, exc_info=error)
         self.end_claim(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
     def end_claim(self, task: ClaimedTask, ending: Ending) -> None:
@@ -253,7 +253,7 @@ class ClaimFinisher:
         elif isinstance(error, Conflict) and task.outcome is not None and task.tries < _MOST_REFUSALS:
             self._retry_later(task, partial(self.finish, task), at_once=task.tries == 1)
         else:
-            _log.error("item %s cannot be ended, and is released: %s", task.path, error)
+            _log.error("item %s cannot be completed and is released: %s", task.path, error)
             self.end_claim(task, Release(why=str(error)[:200], after_s=1.0))
 
     # Release and dead-letter
@@ -276,10 +276,10 @@ class ClaimFinisher:
         except (OwnershipLost, Closed):
             self._on_lost(task)
         except Conflict as error:
-            _log.info("item %s could not be ended as decided: %s", task.path, error)
+            _log.info("item %s could not be completed as planned: %s", task.path, error)
             self._retry_later(task, partial(self._try_ending, task, _fallback_ending(task.claim, ending)))
         except LatchworkError as error:
-            _log.warning("item %s could not be ended, and is retried: %s", task.path, error)
+            _log.warning("item %s could not be completed, retrying: %s", task.path, error)
             self._retry_later(task, partial(self._try_ending, task, ending))
         else:
             self._on_ended(task, how)
@@ -295,7 +295,7 @@ class ClaimFinisher:
         try:
             call_user(self._hooks.on_claim_lost, task.claim)
         except Exception:
-            _log.exception("what was to be done about the lost item %s failed", task.path)
+            _log.exception("the cleanup after lost item %s failed", task.path)
 
 
 def _fallback_ending(claim: QueueClaim, ending: Release | DeadLetter) -> Release | DeadLetter:
@@ -387,4 +387,4 @@ def _call_safely(call: Callable[[], object]) -> None:
     try:
         call_user(call)
     except Exception:
-        _log.exception("what was to be done after a pause failed: %r", call)
+        _log.exception("a delayed action failed: %r", call)

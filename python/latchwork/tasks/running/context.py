@@ -136,5 +136,7 @@ def current_task() -> TaskContext:
     """
     found = running.get()
     if found is None:
-        raise LatchworkError("no task runs in this thread; ask in the function itself, or pass its context on")
+        raise LatchworkError(
+            "no task runs in this thread; call this in the function of the task itself, or pass its context on"
+        )
     return found

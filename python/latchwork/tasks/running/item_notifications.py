@@ -177,7 +177,7 @@ class ItemNotifications:
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
-                _log.info("node %s cannot wait for lane %s, and will again: %s", self._node_id, partition, error)
+                _log.info("node %s cannot wait for partition %s, retrying: %s", self._node_id, partition, error)
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
             if notified is None:

@@ -152,7 +152,7 @@ def _build_call(task: ClaimedTask, run: Run) -> StoredCall:
     call = run.call if isinstance(run.call, StoredCall) else run.call()
     if task.claim.remaining_s() <= task.margin_s:
         task.request_stop(SESSION_ENDS)
-        raise TaskStopped(f"task {run.task_id} does not begin: {SESSION_ENDS}")
+        raise TaskStopped(f"task {run.task_id} does not start: {SESSION_ENDS}")
     return call
 
 

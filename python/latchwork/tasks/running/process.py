@@ -110,11 +110,11 @@ class TaskProcess:
     def _build_death_outcome(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
         now = SYSTEM_CLOCK.now()
         if context.deadline is not None and now >= context.deadline:
-            return Outcome.from_exception(TaskTimeout(f"task {context.task_id} was ended by force: its time was over"))
+            return Outcome.from_exception(TaskTimeout(f"task {context.task_id} was killed: its time was over"))
         if context.should_stop:
             return Outcome.from_exception(TaskStopped(f"task {context.task_id} was stopped, and ended by force"))
         if end is not None and end.why == "deadline":  # not extended in time, although the session may go on
-            text = f"task {context.task_id} was ended by force: {SESSION_ENDS}"
+            text = f"task {context.task_id} was killed: {SESSION_ENDS}"
             return Outcome.from_exception(TaskStopped(text), stop_reason=SESSION_ENDS)
         return Outcome.from_exception(TaskProcessDied(f"the process of task {context.task_id} {end or 'ended'}"))
 

@@ -201,9 +201,7 @@ class TaskProcessMain:
         try:
             return reduce(getattr, place.qualname.split("."), self._import_module(place.module))
         except AttributeError:
-            raise UnknownFunction(
-                f"module {place.module!r} has no {place.qualname!r} in a process of its own"
-            ) from None
+            raise UnknownFunction(f"module {place.module!r} has no {place.qualname!r} in a separate process") from None
 
     def _import_module(self, name: str) -> Any:
         main_name, main_path = self._main

@@ -65,7 +65,7 @@ class _SlotRun:
         try:
             call_user(self.ended, outcome)
         except Exception:
-            _log.exception("what was to be done at the end of task %s failed", self.context.task_id)
+            _log.exception("the completion of task %s failed", self.context.task_id)
 
 
 def _set_result(future: Future[Outcome], outcome: Outcome) -> None:
@@ -210,9 +210,9 @@ class Slots:
     def _enqueue(self, run: _SlotRun) -> None:
         with self._mutex:
             if self._closed:
-                raise Closed("these slots were closed; make others")
+                raise Closed("these slots were closed; create others")
             if len(self._runs) >= self.count:
-                raise LatchworkError(f"all {self.count} slots are taken; look at free before")
+                raise LatchworkError(f"all {self.count} slots are in use; check `free` first")
             self._runs[run] = None
             self._waiting.append(run)
             if self._idle < len(self._waiting):
@@ -381,5 +381,5 @@ class Slots:
         text = f"task {context.task_id} did not end within {self._grace_s:g} s after it was stopped"
         outcome = Outcome.from_exception(TaskTimeout(text) if timed_out else TaskStopped(text))
         threading.Thread(target=run.set_outcome, args=(outcome,), name="latchwork-slots-late", daemon=True).start()
-        _log.warning("%s; its slot is not free until it does", text)
+        _log.warning("%s; its slot stays occupied until it does", text)
         return None

@@ -57,7 +57,7 @@ class TaskLoop:
                 self._ensure_started().call_soon_threadsafe(self._start, body, context, ended)
         if not begins:
             body.close()
-            raise Closed(f"task {context.task_id} does not begin: its node closes")
+            raise Closed(f"task {context.task_id} does not start, because its node is closing")
         return ended.result()
 
     def close(self, timeout_s: float) -> bool:
@@ -100,7 +100,7 @@ class TaskLoop:
                 try:
                     loop.run_forever()
                 except (SystemExit, KeyboardInterrupt):  # of what a task has left running: it ends itself
-                    _log.exception("what a task left on its node's event loop called exit")
+                    _log.exception("a callback that a task left on its node's event loop raised SystemExit")
                 else:
                     return
         finally:

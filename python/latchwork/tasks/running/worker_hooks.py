@@ -260,7 +260,7 @@ def call_on_claim_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> N
     try:
         call_user(hooks.on_claim_lost, claim)
     except Exception:
-        _log.exception("node %s: what was to be done about item %s failed", node_id, claim.item.path)
+        _log.exception("node %s: the handling of item %s failed", node_id, claim.item.path)
 
 
 def build_release_if_unfinished(outcome: Outcome, stop_reason: str) -> Release | None:
@@ -291,7 +291,7 @@ def reject_deferred(outcome: Outcome, *, is_allowed: bool) -> Outcome:
     """
     if not outcome.deferred or is_allowed:
         return outcome
-    why = "the task returned what is to be done before its value comes, and only tasks of plans may"
+    why = "the task returned a plan, and only tasks of plans may do that"
     return Outcome.from_exception(NotSerializable(why), is_final=True)
 
 
@@ -380,7 +380,7 @@ class ClaimFilter:
 
     def _skip_broken(self, item: QueueItem) -> None:
         """Log the exception of a hook, and skip its item for a while, so that the node can claim other items."""
-        _log.exception("node %s leaves item %s alone for %g s", self._node_id, item.path, REFUSED_S)
+        _log.exception("node %s does not retry item %s for %g s", self._node_id, item.path, REFUSED_S)
         self.skip_for_now(item)
 
 

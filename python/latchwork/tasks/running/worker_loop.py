@@ -132,7 +132,7 @@ class WorkerLoop(Startable):
         """
         self._home.check()
         if self._stop.is_set():
-            raise Closed("this worker loop was closed; make another one")
+            raise Closed("this worker loop was closed; create another one")
         try:
             with self._notifier.mutex:
                 if self._is_started:
@@ -277,7 +277,7 @@ class WorkerLoop(Startable):
             except Closed:
                 return
             except Exception as error:
-                text = "node %s could not look for items, and will again: %s"
+                text = "node %s could not look for items, retrying: %s"
                 _log.warning(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
@@ -402,7 +402,7 @@ class WorkerLoop(Startable):
             self._finisher.finish(task)
             return
         except Exception as error:
-            _log.exception("node %s could not begin item %s, and gives it back", self._node_id, task.path)
+            _log.exception("node %s could not start item %s and releases it", self._node_id, task.path)
             what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
         self._finisher.end_claim(task, what)
 

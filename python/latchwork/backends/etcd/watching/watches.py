@@ -294,7 +294,7 @@ class EtcdWatchHub:
             except ValueError as error:
                 _log.debug("the watch stream could not be opened: %s", error)
             except Exception:
-                _log.exception("the watch stream ended by a defect; a new one is opened")
+                _log.exception("the watch stream failed unexpectedly; a new one is opened")
             finally:
                 self._leave(stream)
             self._connection.clock.wait(self._closing, _RETRY_S / 4)
@@ -327,7 +327,7 @@ class EtcdWatchHub:
     def _stream_failed(self, error: grpc.RpcError) -> None:
         if self._closing.is_set():
             return
-        _log.debug("the watch stream broke off: %s", rpc_errors.get_message(error))
+        _log.debug("the watch stream was interrupted: %s", rpc_errors.get_message(error))
         effect = rpc_errors.classify_outcome(error)
         if effect is rpc_errors.CallOutcome.STALE_TOKEN:
             self._connection.refresh_token()
@@ -466,7 +466,7 @@ class EtcdWatchHub:
         try:
             watch.callback(event)
         except Exception:
-            _log.exception("the receiver of a watch raised; the watch continues with the next event")
+            _log.exception("the callback of a watch raised an exception; the watch continues with the next event")
 
 
 class PermissionChecks:

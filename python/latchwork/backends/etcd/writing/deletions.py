@@ -64,7 +64,7 @@ class Deletion:
             except LatchworkError as error:
                 if not self.may_land:
                     raise
-                raise self._unknown("it may land yet") from error
+                raise self._unknown("it may still be applied") from error
             if answer.succeeded:
                 return answer
             if not self.may_land or (self._is_undone(answer) and self._can_no_longer_apply(answer)):
@@ -76,7 +76,7 @@ class Deletion:
                 self.may_land = False
                 raise self._unknown("it cannot land any more")
             if self._connection.clock.now() >= deadline:
-                raise self._unknown("it may land yet")
+                raise self._unknown("it may still be applied")
             yield self._connection.timer.after(0.05)
 
     def resolve(self, timeout_s: float) -> FutureGenerator[None]:
@@ -87,7 +87,7 @@ class Deletion:
         """
         answer = yield from self._answer(self._connection.clock.now() + timeout_s)
         if not answer.succeeded and not self._can_no_longer_apply(answer):
-            raise Unavailable(f"a delete may land yet ({self._txn.what}); try again")
+            raise Unavailable(f"a delete may still be applied ({self._txn.what}); try again")
 
     # Private.
 
@@ -173,7 +173,7 @@ def delete_on_full_server(
         if done is not None:
             return txn.decode(done.responses, done.header.revision)
         if connection.clock.now() >= deadline:
-            raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
+            raise Unavailable(f"could not {txn.what} in time because others wrote at the same time; try again")
 
 
 def _delete_ranges(

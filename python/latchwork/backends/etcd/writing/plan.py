@@ -5,7 +5,7 @@ Compares of a transaction (all must hold):
     At, Absent, Exists, Create    on the key's revisions
     SessionAlive                  the session's marker exists
     a session-bound write         the same, so that a write of an ended session is refused
-    every key that may be new     no proper ancestor has a lease: session-bound keys are leaves
+    every key that may be new     no proper ancestor has a lease: session-bound keys cannot have keys below them
     every key bound to a session  nothing exists below it
     Put without a session         the key has the lease that we write: none, or that of its owner as last seen
 """

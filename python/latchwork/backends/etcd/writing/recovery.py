@@ -82,10 +82,10 @@ class WriteRecovery:
         try:
             revision = yield from found
         except _GuardGone as gone:
-            raise _unknown(txn, "its guard is gone, so it cannot land any more", error) from gone
+            raise _unknown(txn, "its guard is gone, so it can no longer be applied", error) from gone
         except LatchworkError:
             self.resolve_slot_later(slot)
-            state = "the server is out of space" if answered else "it may land yet"
+            state = "the server is out of space" if answered else "it may still be applied"
             raise _unknown(txn, state, error) from error
         self._slots.return_slot(slot)
         if not revision:

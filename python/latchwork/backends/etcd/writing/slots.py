@@ -145,7 +145,7 @@ class GuardSlots:
                     "LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "close the store", deadline
                 )
             except LatchworkError as error:
-                _log.debug("writer %x could not be closed (%s); its guards go within %d s", lease, error, _TTL_S)
+                _log.debug("writer %x could not be closed (%s); its guards disappear within %d s", lease, error, _TTL_S)
 
     # Private.
 

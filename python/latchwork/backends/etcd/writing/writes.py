@@ -283,4 +283,6 @@ class EtcdWriter:
 
     def _require_time(self, txn: Txn, deadline: float, error: BaseException | None = None) -> None:
         if self._connection.clock.now() >= deadline:
-            raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again") from error
+            raise Unavailable(
+                f"could not {txn.what} in time because others wrote at the same time; try again"
+            ) from error

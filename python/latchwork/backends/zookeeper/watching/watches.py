@@ -248,7 +248,7 @@ class ZooKeeperWatchHub:
             watch.close()
         elif not self._connection.has_ended:  # a lost connection loads again by itself; loading once more does no harm
             if not isinstance(error, (NoReply, LatchworkError)):
-                _log.error("watch %r could not load: %s", watch.prefix, error, exc_info=error)
+                _log.error("watch %r could not read: %s", watch.prefix, error, exc_info=error)
             self._timer.call_later(_RETRY_S, lambda: self._load_again(watch, load))
 
     def _load_again(self, watch: ZooKeeperWatch, load: int) -> None:
@@ -271,7 +271,7 @@ class ZooKeeperWatchHub:
         with self._lock:
             self._pumping = False
         if not isinstance(error, NoReply):
-            _log.error("a change could not be reported: %s; all watches load again", error, exc_info=error)
+            _log.error("a change could not be reported: %s; all watches read again", error, exc_info=error)
             for watch in self._all():
                 self._load(watch)
 

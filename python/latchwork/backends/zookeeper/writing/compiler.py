@@ -340,7 +340,8 @@ class _Compiler:
             if node.exists:
                 if node.seen is not None and node.seen.ephemeral:
                     raise InvalidKey(
-                        f"{key!r} lies below {above!r}, which is bound to a session; session-bound keys are leaves"
+                        f"{key!r} lies below {above!r}, which is bound to a session; session-bound "
+                        "keys cannot have keys below them"
                     )
                 break
             missing.append(above)
@@ -444,7 +445,10 @@ class HasDescendants(InvalidKey):
     """A key that is to be bound to a session has znodes below it, which may be keys."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
+        super().__init__(
+            f"{key!r} has keys below it and cannot be bound to a session; session-bound "
+            "keys cannot have keys below them"
+        )
         self.key = key
 
 

@@ -100,7 +100,7 @@ def remove_empty_parents(
                 if wire.parse_multi((yield call)).error == OK:
                     above.add(parent(key))
         except (NoReply, LatchworkError) as error:
-            _log.debug("empty parents were not swept: %s", error)
+            _log.debug("empty parents were not removed: %s", error)
             return
         left = sorted({*left[_BATCH:], *above} - {""}, key=len, reverse=True)
 

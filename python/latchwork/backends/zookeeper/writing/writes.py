@@ -107,7 +107,9 @@ class ZooKeeperWriter:
         if attempt >= 2:
             yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
         if attempt and task.connection.is_late(task.deadline):
-            raise Unavailable(f"{task.what}: others kept changing the same keys until the time was over; try again")
+            raise Unavailable(
+                f"{task.what}: other clients kept changing the same keys for the whole timeout; try again"
+            )
         keys = dict.fromkeys(each.key for each in (*checks, *ops) if not isinstance(each, SessionAlive))
         keys |= dict.fromkeys(extra)
         sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]

@@ -92,9 +92,9 @@ def check_exposure(app: FastAPI, host: str) -> None:
     accounts: DatabaseAccounts = app.state.context.accounts
     if not is_local(host) and not accounts.has_password():
         raise LatchworkError(
-            f"--host {host} lets other machines ask, and no account has a password yet: set one with "
-            "`latchwork workflows users set NAME --role admin --password`, or serve on 127.0.0.1 first, and set one on "
-            "the page of your account"
+            f"--host {host} lets other machines connect, but no account has a password yet: set one with "
+            "`latchwork workflows users set NAME --role admin --password`, or serve on 127.0.0.1 first and set one on "
+            "your account page"
         )
 
 

@@ -22,8 +22,8 @@ BY_SCHEDULE = "schedule"
 def describe_clock_ahead(ahead_s: float) -> str:
     """Explain to users why a schedule does not fire: a clock was ahead by ``ahead_s`` seconds."""
     return (
-        f"its fire times are settled {ahead_s:.0f} s into the future, because a clock was ahead, and it starts "
-        "nothing until then; check the clocks of the masters, then disable and enable it"
+        f"its fire times are already processed up to {ahead_s:.0f} s in the future, because a clock was ahead, and it "
+        "starts nothing until then; check the clocks of the masters, then disable and enable it"
     )
 
 

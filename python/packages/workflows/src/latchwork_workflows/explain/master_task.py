@@ -72,7 +72,7 @@ def _explain_dependent(known: MasterTaskFacts, now: float) -> str:
     if missing:
         parts.append(f"no run of {_join_conditions(missing)} has succeeded yet")
     if not parts:
-        return "Its dependencies have succeeded; its master has not read that yet."
+        return "Its dependencies have succeeded; its master has not noticed it yet."
     left = f" It fails in {max(0.0, known.until - now):.0f} s." if known.until is not None else ""
     return f"It waits: {'; '.join(parts)}.{left}"
 

@@ -146,7 +146,7 @@ def explain_task(name: str, facts: TaskFacts, definition: Definition, now: float
     if state is TaskState.RUNNING:
         return f"It is running, attempt {facts.n}{f', on worker {facts.worker}' if facts.worker else ''}."
     if not facts.owner and facts.run_state not in OVER:
-        return "No master owns its shard yet: start one, or see the page of workers."
+        return "No master owns its shard yet: start one, or see the Workers page."
     if state in {TaskState.RETRY_WAIT, TaskState.DELAYED} and facts.wake_at is not None:
         return _explain_delay(facts, max(0.0, facts.wake_at - now))
     if state is TaskState.SUBMITTED:
