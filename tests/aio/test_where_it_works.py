@@ -174,7 +174,7 @@ def test_uvloop_drives_the_twins(backend_url):
         loop.close()
 
 
-def test_without_asyncio_a_call_says_what_it_needs():
+def test_without_asyncio_a_call_says_what_it_needs(recwarn):
     async def main():
         await aio.connect("memory://nobody")
 
@@ -183,6 +183,7 @@ def test_without_asyncio_a_call_says_what_it_needs():
         RuntimeError, match=r"needs a running event loop of asyncio.*with trio the sync SDK in a thread"
     ):
         coroutine.send(None)
+    assert [str(each.message) for each in recwarn] == []  # no coroutine was left that nobody awaits
 
 
 FORGETFUL = """

@@ -123,7 +123,8 @@ async def run_in_task(protocol: Callable[[], StepCoroutine[T]], *, is_shielded: 
         protocol: Called without arguments to create the coroutine.
         is_shielded: The protocol does not receive a cancellation and runs to its end.
     """
-    protocol_run = ProtocolRun(protocol(), current_task_caller(spawn), is_shielded=is_shielded)
+    caller = current_task_caller(spawn)  # before the coroutine is created, because it raises without asyncio
+    protocol_run = ProtocolRun(protocol(), caller, is_shielded=is_shielded)
     try:
         result = await protocol_run.run()
     except Exception as error:
