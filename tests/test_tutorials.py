@@ -25,7 +25,7 @@ from test_docs import BLOCKS, REPOSITORY, environment, run_block
 LATCHWORK = str(Path(sys.executable).with_name("latchwork"))
 WAIT_S = 120.0
 #: What commands of workflows that go on print once they are ready.
-SERVING = {"serve": "sign-in?link=", "master": "started", "worker": "runs tasks of", "api": "pages of"}
+SERVING = {"serve": "sign-in?link=", "master": "started", "worker": "runs tasks of", "api": "web UI and API of"}
 
 
 class Terminal:

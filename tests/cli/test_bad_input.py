@@ -42,7 +42,7 @@ def test_an_unknown_option_lists_the_known_ones(cli, command):
 
 
 def test_a_key_with_a_slash_too_many_names_it(cli):
-    cli("tree", "a//b", "--url", f"sqlite:///{_stored(cli)}").refused(2, "'a//b'", "slash too many")
+    cli("tree", "a//b", "--url", f"sqlite:///{_stored(cli)}").refused(2, "'a//b'", "an empty segment")
 
 
 def test_a_root_with_a_slash_too_many_names_it(cli, command):

@@ -70,7 +70,7 @@ def node(cli, executor, wait_until):
     def start(*args):
         command = ("executor", "run", "--import", "mytasks", "--node-id", "n1", "--slots", "2", "--probe-port", "0")
         started = cli.start(*command, "--url", URL, *args)
-        wait_until(lambda: "takes tasks" in started.log.read_text(), "the node takes tasks")
+        wait_until(lambda: "runs up to" in started.log.read_text(), "the node takes tasks")
         return started
 
     return start

@@ -271,7 +271,7 @@ def test_a_command_that_runs_when_its_node_ends_is_told_to_stop(cli, file_url, w
     ("args", "word"),
     [
         ((), "MODULE:ATTRIBUTE or --command"),
-        (("jobs:one", "--command", "true"), "not both"),
+        (("jobs:one", "--command", "true"), "either MODULE:ATTRIBUTE or --command"),
         (("jobs:one", "--item", "a"), "can only be used with --command"),
         (("--command", "sh -c '"), "cannot be read"),
         (("--command", " "), "--command is empty"),

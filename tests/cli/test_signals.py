@@ -34,8 +34,8 @@ job = Job("empty", work_pool=["a"], run=lambda context: None, schedule=FixedDela
 """
 WORK = "trap 'exit 5' TERM; echo begun; while true; do sleep 0.1; done"
 COMMANDS = {
-    "plans": (("plans", "worker", "--import", "days", "--url", URL), "takes tasks", 0),
-    "executor": (("executor", "run", "--import", "days", "--url", URL), "takes tasks", 0),
+    "plans": (("plans", "worker", "--import", "days", "--url", URL), "runs up to", 0),
+    "executor": (("executor", "run", "--import", "days", "--url", URL), "runs up to", 0),
     "node": (("run", "jobs:job", "--url", URL, "--node-id", "n1"), "node n1 is started", 0),
     "lock": (("lock", "backup", "--url", URL, "--", "sh", "-c", WORK), "begun", 5),
     "elect": (("elect", "sched", "--url", URL, "--", "sh", "-c", WORK), "begun", 5),

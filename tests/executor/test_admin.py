@@ -131,7 +131,7 @@ def test_a_detached_dead_letter_is_put_back_and_runs(workers, pool, store):
 
 def test_a_letter_that_is_put_back_has_all_its_tries_before_it(workers, pool, store):
     ref = pool.detached("fail-twice", "again", id="again")
-    bury(store, ref.id, why="try 3 failed on n1: ValueError")
+    bury(store, ref.id, why="attempt 3 failed on n1: ValueError")
     requeue_task(store, dead_tasks(store)[0].letter)
     workers("n1")
     assert ref.result(PATIENCE_S) == 3

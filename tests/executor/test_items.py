@@ -135,8 +135,8 @@ def test_who_may_run_a_task():
 
 
 def test_tries_are_counted_in_what_was_said_at_the_last():
-    assert parse_tries("try 3 failed on n1: ValueError") == 3
-    assert parse_tries("") == parse_tries("its node closed") == parse_tries("try x failed") == 0
+    assert parse_tries("attempt 3 failed on n1: ValueError") == 3
+    assert parse_tries("") == parse_tries("its node closed") == parse_tries("attempt x failed") == 0
 
 
 def test_classes_that_are_tried_again_are_known_by_their_names():

@@ -100,7 +100,7 @@ def test_a_second_node_with_the_same_id_is_refused_with_host_and_pid_of_the_firs
     eventually(lambda: len(cluster.log.owners()) == 4)
     second = JobManager(store, "n1", cluster.endless(), session_ttl_s=4.0)
     started = store.clock.now()
-    with pytest.raises(NodeIdInUse, match=r"node id 'n1' is in use by pid \d+ on "):
+    with pytest.raises(NodeIdInUse, match=r"node ID 'n1' is in use by pid \d+ on "):
         second.start()
     assert store.clock.now() - started >= 5.0, "it must wait for the granted TTL and a second"
     assert second.state == "closed"

@@ -243,7 +243,7 @@ def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp
         )
         assert process.stderr is not None
         for line in process.stderr:
-            if "still held" in line:
+            if "still in use" in line:
                 break
         began = time.monotonic()
         os.kill(process.pid, signal.SIGTERM)

@@ -202,7 +202,7 @@ def test_an_observer_that_raises_disturbs_nothing_and_is_logged_once(memory, clu
 
 
 def test_what_is_no_observer_is_refused(memory, cluster):
-    with pytest.raises(ValueError, match="observer 'metrics' is none"):
+    with pytest.raises(ValueError, match="observer 'metrics' is not an observer"):
         JobManager(memory, "n1", cluster.endless(), observers=["metrics"])
 
 

@@ -104,7 +104,7 @@ def test_changes_at_the_same_time_lose_nothing_of_each_other(store):
     ("wrong", "message"),
     [
         ({"threads": 1.5}, "setting threads is 1.5"),
-        ({"speed": 1}, "setting 'speed' is not known; known are enabled, "),
+        ({"speed": 1}, "setting 'speed' is not known; known settings are enabled, "),
         ({"schedule": "daily"}, "setting schedule: Cron expression 'daily' cannot be used"),
         ({"schedule": {"at": 5}}, "setting schedule is {'at': 5}; give one of"),
         ({"initial_delay_s": -1}, "initial_delay_s is -1"),

@@ -95,5 +95,5 @@ def test_join_leaves_a_call_behind_that_a_client_library_holds_forever(cleanup, 
     assert begun.wait(PATIENCE_S)
     cleanup.close()
     cleanup.join(0.1)
-    assert "left behind" in caplog.text
+    assert "is abandoned" in caplog.text
     held.set()

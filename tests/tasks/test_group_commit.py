@@ -341,7 +341,7 @@ def test_close_commits_what_was_submitted_and_takes_no_more(store):
     commits.close()
     commits.close()
     assert results(futures) == [None] * 20
-    with pytest.raises(Closed, match="make another one"):
+    with pytest.raises(Closed, match="create another one"):
         commits.submit([], [], never)
 
 

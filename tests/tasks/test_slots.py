@@ -176,7 +176,7 @@ def test_a_process_ends_before_the_session_of_its_node_can():
         pid = result(slots, examples.pid)
         future, _ = start(slots, examples.is_deaf, 300.0)
         ends_at[0] = SYSTEM_CLOCK.now() + 0.5
-        with pytest.raises(TaskStopped, match="ended by force"):
+        with pytest.raises(TaskStopped, match="was killed"):
             future.result(PATIENCE_S).result(PAYLOADS)
         assert not lives(pid)
         ends_at[0] = SYSTEM_CLOCK.now() + 300.0

@@ -251,7 +251,7 @@ def test_close_gives_back_what_does_not_end_and_it_is_free_at_once(store, connec
     item = WorkQueue(connect(), "work").find("any", "s1", "deaf")
     assert (item.attempts, item.why) == (0, "its node closed")
     assert WorkQueue(connect(), "work").claims() == {}
-    with pytest.raises(Closed, match="make another one"):
+    with pytest.raises(Closed, match="create another one"):
         node.worker_loop.start()
 
 

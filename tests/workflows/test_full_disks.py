@@ -89,7 +89,7 @@ def refused(told, *words):
 def test_a_disk_that_is_full_under_everything_is_told_by_all_and_what_ran_goes_on(flows, disk, tmp_path):
     server, out = flows("serve", "--port", "0", "--slots", "2", "--session-ttl-s", "5", is_node=True)
     eventually(lambda: "sign-in link" in out.read_text(), 60.0)
-    eventually(lambda: "takes tasks, 2 at a time" in out.read_text(), 60.0)  # nodes told nothing at all
+    eventually(lambda: "runs up to 2 tasks at a time" in out.read_text(), 60.0)  # nodes told nothing at all
     flows("apply", "flow.yaml")
     number = json.loads(flows("start", "flow", "-p", f"go={tmp_path}/go", "--json").stdout)["run"]
     eventually(lambda: '"running"' in flows("show", number, "--json").stdout, 60.0, every_s=1.0)

@@ -53,7 +53,7 @@ INLINE_BYTES = 100_000
 _MOST_GONE = 10_000
 #: Seconds to keep a cancellation mark for a task that has not started here.
 MARKED_S = 5.0
-_TRIED = re.compile(r"try (\d{1,6}) failed")
+_TRIED = re.compile(r"attempt (\d{1,6}) failed")
 _ONCE = Retry()
 #: Longest pause in seconds between cleanup attempts.
 _LONGEST_S = 5.0

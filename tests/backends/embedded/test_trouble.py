@@ -65,7 +65,7 @@ def test_pipe_in_place_of_the_file_is_refused_at_once(opened, tmp_path):
 def test_link_to_a_missing_file_makes_nothing_where_it_leads(opened, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "a.db").symlink_to(tmp_path / "theirs" / "b.db")
-    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "cannot be made")
+    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "cannot be created")
     assert list((tmp_path / "theirs").iterdir()) == []
 
 

@@ -153,7 +153,7 @@ def test_a_delete_whose_answer_was_lost_is_unknown_and_final(eventually, small, 
     cut = hurt_delete(backend, proxy, "answers", eventually)
     deleting = backend.commit([], [Delete("k")])
     cut()
-    with pytest.raises(OutcomeUnknown, match="cannot land any more"):
+    with pytest.raises(OutcomeUnknown, match="can no longer be applied"):
         deleting.result(15)
     assert get(backend, "k") is None
 

@@ -224,7 +224,7 @@ def test_a_ttl_below_the_least_is_raised_with_a_warning(store, caplog):
     with caplog.at_level(logging.WARNING, logger="latchwork"):
         session = store.open_session(0.05)
     if session.ttl_s > 0.051:
-        assert "asked for a ttl of 0.05 s, granted" in caplog.text
+        assert "requested a TTL of 0.05 s, granted" in caplog.text
     store.put("k", b"", session=session)
     assert store.get("k").owner == session.id
 
