@@ -139,7 +139,7 @@ def test_progress_in_the_future_is_named_and_set_back(store, cluster, caplog):
     eventually(lambda: early.times)
     first.close()
     second = a_node(cluster, store, "n2", right, EACH_SECOND, starts)
-    said = "cron progress of job report lies 3[56]"
+    said = "cron progress of job report is 3[56]"
     eventually(lambda: any(said[:-4] in each for each in second.health().degraded))
     assert "latchwork jobs reset-progress report" in caplog.text
     fired = read_item_progress(store, "report", "a")

@@ -59,7 +59,7 @@ def test_a_reopened_store_is_another_one(store):
 
 
 def test_a_store_built_on_another_is_not_reopened(store):
-    with FaultyStore(store.reopen()) as faulty, pytest.raises(latchwork.LatchworkError, match="another store's parts"):
+    with FaultyStore(store.reopen()) as faulty, pytest.raises(latchwork.LatchworkError, match="parts of another store"):
         faulty.reopen()
 
 
