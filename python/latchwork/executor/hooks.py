@@ -53,7 +53,9 @@ INLINE_BYTES = 100_000
 _MOST_GONE = 10_000
 #: Seconds to keep a cancellation mark for a task that has not started here.
 MARKED_S = 5.0
-_TRIED = re.compile(r"attempt (\d{1,6}) failed")
+#: Begins the stored reason of a release. ``parse_tries`` reads the number back.
+_FAILED = "attempt {} failed"
+_TRIED = re.compile(_FAILED.format(r"(\d{1,6})"))
 _ONCE = Retry()
 #: Longest pause in seconds between cleanup attempts.
 _LONGEST_S = 5.0
@@ -358,7 +360,7 @@ class ExecutorHooks(WorkerHooks):
         attempt = parse_tries(_why(claim)) + 1
         pause_s = retry_pause_s(self._retry(item), attempt, outcome) if policy_allows_retry(item, outcome) else None
         if pause_s is not None:
-            why = f"attempt {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"
+            why = f"{_FAILED.format(attempt)} on {self._node.member_id}: {outcome.failure.summary}"
             return Release(why[:300], after_s=pause_s, count=False, partition=self._choose_release_partition(claim))
         return self._done(item, outcome, claim)
 
@@ -496,7 +498,7 @@ def prepend_tries(tries: int, why: str) -> str:
         tries: The number.
         why: The reason.
     """
-    return f"attempt {tries} failed; then {why or 'given back'}" if tries > parse_tries(why) else why
+    return f"{_FAILED.format(tries)}; then {why or 'given back'}" if tries > parse_tries(why) else why
 
 
 def _why(claim: QueueClaim) -> str:
