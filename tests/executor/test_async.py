@@ -159,7 +159,7 @@ def test_an_async_task_is_tried_again_as_its_function_says(crew, submit):
 
 def test_an_async_task_whose_time_is_over_is_cancelled_and_its_submitter_told(crew, submit, store, eventually):
     crew()
-    with pytest.raises(TaskTimeout, match="its time was over"):
+    with pytest.raises(TaskTimeout, match="its timeout had passed"):
         submit.with_options(timeout_s=0.5).submit(lingers, "timed").result(PATIENCE_S)
     assert starts(store, "timed") == ["n1"]
     assert store.children("timed/stops"), "it had cleaned up before its submitter was told"

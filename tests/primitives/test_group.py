@@ -199,7 +199,7 @@ def test_an_id_that_a_live_member_has_is_refused(group, connect):
     group("a").wait(10.0)
     store = connect()
     session = store.open_session(1.0)
-    with pytest.raises(NodeIdInUse, match=r"member 'a' of group 'web' is in use by pid \d+ on .*; use another id"):
+    with pytest.raises(NodeIdInUse, match=r"member 'a' of group 'web' is in use by pid \d+ on .*; use another ID"):
         group("a", store=store, session=session).wait(20.0)
 
 
