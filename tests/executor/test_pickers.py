@@ -166,7 +166,7 @@ def test_candidates_of_targets():
         == len(eligible_members(All(), seen))
         == 2
     )
-    with pytest.raises(NoSuchMember, match="there: m0, m1"):
+    with pytest.raises(NoSuchMember, match="online: m0, m1"):
         eligible_members(Member("x"), seen)
 
 

@@ -122,7 +122,7 @@ def eligible_members(target: Target | None, view: View) -> tuple[GroupMember, ..
         found = view.member(target.id)
         if found is None and target.otherwise == "fail":
             there = ", ".join(view.ids[:10]) or "nobody"
-            raise NoSuchMember(f"the task is for member {target.id!r} , which is not online; online: {there}")
+            raise NoSuchMember(f"the task is for member {target.id!r}, which is not online; online: {there}")
         return () if found is None else (found,)
     if isinstance(target, Label):
         return tuple(member for member in view.members if has_labels(member, target.labels))
