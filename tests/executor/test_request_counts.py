@@ -15,7 +15,7 @@ from latchwork.testing.faults import Fault, FaultyStore
 
 TASKS = 20
 #: Of a flood, and what each of its tasks costs: submit 1 key, claim 1, end 2, collect 1.
-FLOOD, KEYS, REQUESTS = 600, 5, 0.25
+FLOOD, KEYS, REQUESTS = 600, 5, 0.28
 RESULTS = "@executor/default/results"
 
 
