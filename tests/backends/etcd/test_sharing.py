@@ -147,7 +147,7 @@ def test_the_last_store_closes_the_connection_and_the_next_one_opens_another(sto
     one.close()
     assert other.put("k", b"v").value == b"v"
     other.close()
-    assert before.connection.closed
+    assert before.closed
     (again,) = stores(1)
     assert connection_of(again) is not before
     assert again.get("k").value == b"v"

@@ -74,7 +74,7 @@ class Deletion:
                 return None
             if not self._is_undone(answer):
                 self.may_land = False
-                raise self._unknown("it cannot land any more")
+                raise self._unknown("it can no longer be applied")
             if self._connection.clock.now() >= deadline:
                 raise self._unknown("it may still be applied")
             yield self._connection.timer.after(0.05)
