@@ -173,7 +173,7 @@ def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store
             time.sleep(0.5)  # it looks once more after it has joined
             put(store, examples.waits, id="b")
             eventually(lambda: len(one.worker_loop.running()) == 2)
-            time.sleep(0.3)
+            eventually(lambda: b'"n2"' in min(store.list("work/takers/any"), key=lambda each: each.created).value)
             put(store, examples.waits, id="c")
             eventually(lambda: two.worker_loop.running() == ["any/s1/c"])
 
