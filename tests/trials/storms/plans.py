@@ -26,7 +26,7 @@ ROOT = "plans-storm"
 DEPS = 10
 #: A plan has to end within so many seconds after the last fault.
 GRACE_S = 90.0
-_UNREACHABLE = (latchwork.Unavailable, latchwork.OutcomeUnknown)
+_UNREACHABLE = (latchwork.Unavailable, latchwork.OutcomeUnknown, latchwork.SessionLost)
 
 
 @dataclass
