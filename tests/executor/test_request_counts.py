@@ -15,7 +15,7 @@ from latchwork.testing.faults import Fault, FaultyStore
 
 TASKS = 20
 #: Of a flood, and what each of its tasks costs: submit 1 key, claim 1, end 2, collect 1.
-FLOOD, KEYS, REQUESTS = 600, 5, 0.28
+FLOOD, KEYS, REQUESTS = 600, 5, 0.25
 RESULTS = "@executor/default/results"
 
 
@@ -100,6 +100,7 @@ def test_an_idle_worker_keeps_its_place_in_line_after_a_look_that_found_nothing(
         assert left == []
 
 
+@pytest.mark.serial  # a busy machine shares fewer requests
 def test_a_task_of_a_flood_writes_five_keys_and_shares_its_requests(pools, connect, written):
     with (
         FaultyStore(connect()) as submits,
