@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a wait outlives its session",
-        "primitives/waiting/waits.py",
+        "primitives/waiting/waiter.py",
         "        self._cancel = session.on_end(self.cancel)\n",
         "        self._cancel = lambda: None\n",
         id_of("primitives/lock", "a_lost_session_ends_the_wait", on="memory"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.primitives.group.follower import CHECK_S, GATHER_S, WriteSchedule
-from latchwork.primitives.group.views import STAND_IN_S
+from latchwork.primitives.waiting.deadline import RANK_DELAY_S
 
 
 def test_a_writer_writes_at_once_and_what_comes_soon_after_together():
@@ -23,8 +23,8 @@ def test_a_deputy_looks_for_the_writer_then_stands_in():
     assert duty.pause_s(10.0, is_behind=True) == pytest.approx(CHECK_S)
     assert duty.next_action(10.0 + CHECK_S, is_behind=True) == "check"
     assert duty.next_action(10.0 + CHECK_S, is_behind=True) == ""
-    assert duty.pause_s(10.0 + CHECK_S, is_behind=True) == pytest.approx(STAND_IN_S - CHECK_S)
-    assert duty.next_action(10.0 + STAND_IN_S, is_behind=True) == "write"
+    assert duty.pause_s(10.0 + CHECK_S, is_behind=True) == pytest.approx(RANK_DELAY_S - CHECK_S)
+    assert duty.next_action(10.0 + RANK_DELAY_S, is_behind=True) == "write"
 
 
 def test_a_deputy_does_nothing_about_what_was_written_meanwhile():

@@ -22,7 +22,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Lock
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.types import Put
 from patience import came_true
 

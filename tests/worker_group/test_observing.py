@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from latchwork.primitives.waiting import delay_s
+from latchwork.primitives.waiting import get_rank_delay_s
 from latchwork.types import Entry
 from latchwork.worker_group import WorkerInfo
 from latchwork.worker_group.keys import GroupKeys
@@ -95,8 +95,8 @@ def test_a_loss_that_was_seen_is_told_at_once_by_the_first_in_rank_and_later_by_
     seen.no_lease(worker(0))
     assert due(LossDetector(), seen, 0, 10.0) == ([0], None)
     detector = LossDetector()
-    assert due(detector, seen, 2, 0.0) == ([], delay_s(2))
-    assert due(detector, seen, 2, delay_s(2)) == ([0], None)
+    assert due(detector, seen, 2, 0.0) == ([], get_rank_delay_s(2))
+    assert due(detector, seen, 2, get_rank_delay_s(2)) == ([0], None)
 
 
 def test_a_worker_whose_lease_was_never_seen_is_told_lost_only_when_that_lasts():

@@ -34,9 +34,11 @@ from latchwork.errors import (
 )
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Closable, Deadline, check_integer, check_name
+from latchwork.primitives.waiting.arguments import check_integer, check_name
+from latchwork.primitives.waiting.closable import Closable
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.ownership import MARGIN_PART, Ownership, Work, check_function
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_user_function, driven
 from latchwork.store.store import Store

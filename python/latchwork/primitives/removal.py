@@ -11,7 +11,7 @@ from latchwork.primitives.fair.tickets import is_ticket
 from latchwork.primitives.leased.inspect import read_state
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.numbers.shared_number import is_number
-from latchwork.primitives.waiting.common import check_name
+from latchwork.primitives.waiting.arguments import check_name
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
 from latchwork.types import At, Delete, Entry, Exists

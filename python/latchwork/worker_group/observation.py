@@ -18,7 +18,7 @@ from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost
-from latchwork.primitives.waiting import delay_s
+from latchwork.primitives.waiting import get_rank_delay_s
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
@@ -227,7 +227,7 @@ class LossDetector:
         found = {f"{each.member.key} {each.member.version}": each for each in lost}
         self._since = {name: self._since.get(name, now) for name in found}
         at = {
-            name: since + delay_s(rank) + (0.0 if found[name].had_lease else _NEVER_SEEN_S)
+            name: since + get_rank_delay_s(rank) + (0.0 if found[name].had_lease else _NEVER_SEEN_S)
             for name, since in self._since.items()
         }
         later = [moment - now for moment in at.values() if moment > now]

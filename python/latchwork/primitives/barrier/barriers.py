@@ -17,7 +17,7 @@ from functools import partial
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.barrier.member import BarrierMember, Choice, Lacking
 from latchwork.primitives.barrier.phases import BarrierRecord
-from latchwork.primitives.waiting.common import Closable
+from latchwork.primitives.waiting.closable import Closable
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of, undone_if_interrupted

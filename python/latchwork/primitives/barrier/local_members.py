@@ -20,7 +20,7 @@ from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
 from latchwork.primitives.barrier.phases import BarrierRecord
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror

@@ -44,8 +44,10 @@ from latchwork.primitives.barrier.phases import (
     parse_arrival,
     watches_arrivals,
 )
-from latchwork.primitives.waiting.common import Deadline, Identity, check_integer, check_name, check_text
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
+from latchwork.primitives.waiting.arguments import check_integer, check_member, check_name, check_text
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.ownership import Identity
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_library
 from latchwork.store.store import Store

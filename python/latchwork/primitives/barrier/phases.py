@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder, Positive, Record, Seconds, Timestamp, Whole, encode
-from latchwork.primitives.waiting.common import check_name
+from latchwork.primitives.waiting.arguments import check_name
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check, Entry, Op, Put

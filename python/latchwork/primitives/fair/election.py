@@ -22,9 +22,10 @@ from latchwork.errors import Conflict, NotLeader, OwnershipLost
 from latchwork.primitives.fair.latch import Leader, Observer
 from latchwork.primitives.fair.session_lock import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, wait_for_turn
-from latchwork.primitives.waiting.common import Deadline, check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.arguments import check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership, Work, check_function, run_guarded
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store

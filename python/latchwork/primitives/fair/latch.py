@@ -33,10 +33,12 @@ from latchwork.primitives.fair.tickets import (
     is_ticket,
     wait_until_gone,
 )
-from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_node_id
+from latchwork.primitives.waiting.arguments import check_name, check_node_id
+from latchwork.primitives.waiting.closable import Closable
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.primitives.waiting.participant import Participant
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen

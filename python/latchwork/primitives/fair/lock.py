@@ -9,8 +9,9 @@ from __future__ import annotations
 from latchwork._base.validation import check_store
 from latchwork.primitives.fair.session_lock import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
-from latchwork.primitives.waiting.common import Deadline, check_name
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.arguments import check_name
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import driven
 from latchwork.store.store import Store

@@ -23,8 +23,9 @@ from latchwork.primitives.fair.tickets import (
     any_ticket_blocks,
     wait_for_turn,
 )
-from latchwork.primitives.waiting.common import Deadline, check_name
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.arguments import check_name
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store

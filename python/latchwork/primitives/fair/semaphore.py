@@ -18,8 +18,9 @@ from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.session_lock import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, is_ticket, sort_tickets, wait_for_turn
-from latchwork.primitives.waiting.common import Deadline, check_integer, check_name
-from latchwork.primitives.waiting.waits import Waiter, get_or_create
+from latchwork.primitives.waiting.arguments import check_integer, check_name
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store

@@ -14,9 +14,10 @@ from latchwork._base.execution_context import PerCaller
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
-from latchwork.primitives.waiting.common import Deadline, call_listeners
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.listeners import call_listeners
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import listen
 from latchwork.store.session import Session

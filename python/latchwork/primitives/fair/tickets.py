@@ -35,8 +35,10 @@ from latchwork.errors import (
     SessionLost,
     StoreFull,
 )
-from latchwork.primitives.waiting.common import Deadline, Identity, check_text
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.arguments import check_text
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.ownership import Identity
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Tracked, ask

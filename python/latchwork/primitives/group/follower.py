@@ -25,10 +25,10 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_gone
 from latchwork.primitives.group.view_log import LogHead, ViewChangeStep, ViewLog, ViewState
-from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, compare_views, member_id
-from latchwork.primitives.waiting.common import Deadline
+from latchwork.primitives.group.views import View, ViewChange, compare_views, member_id
+from latchwork.primitives.waiting.deadline import RANK_DELAY_S, Deadline
 from latchwork.primitives.waiting.participant import is_open
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import listen
@@ -56,7 +56,7 @@ class WriteSchedule:
     """Decides when the writer of a group's views, or its deputy, must write the next view. No I/O.
 
     Args:
-        is_writer: Whether this process is the writer, which writes at once. A deputy waits ``STAND_IN_S`` seconds.
+        is_writer: Whether this process is the writer, which writes at once. A deputy waits ``RANK_DELAY_S`` seconds.
     """
 
     def __init__(self, *, is_writer: bool) -> None:
@@ -108,7 +108,7 @@ class WriteSchedule:
 
     def _at(self) -> float:
         assert self._since is not None
-        return max(self._since if self.is_writer else self._since + STAND_IN_S, self._last + GATHER_S)
+        return max(self._since if self.is_writer else self._since + RANK_DELAY_S, self._last + GATHER_S)
 
 
 class Replica:

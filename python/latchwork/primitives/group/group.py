@@ -24,9 +24,11 @@ from latchwork.primitives.group.follower import SharedViews, SharedViewsRegistry
 from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.view_log import LogHead, ViewLog
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
-from latchwork.primitives.waiting.common import Deadline, Identity, check_name
+from latchwork.primitives.waiting.arguments import check_member, check_name
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.ownership import Identity
 from latchwork.primitives.waiting.participant import Participant, is_open
-from latchwork.primitives.waiting.waits import Waiter, check_member
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen

@@ -18,8 +18,8 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.views import EvictionRecord, GroupMember, Label, ViewChange, check_member
-from latchwork.primitives.waiting.common import Deadline
-from latchwork.primitives.waiting.waits import EntryLimit, Waiter
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.waiter import Waiter, WaiterLimit
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask
@@ -120,7 +120,7 @@ class Membership:
         if self._bound is not None:  # we come again
             await self._raise_if_evicted()
             entry = await ask(self._store.get, self.key)
-        gate = self._store.shared(EntryLimit, lambda _: EntryLimit(MOST_AT_ONCE))
+        gate = self._store.shared(WaiterLimit, lambda _: WaiterLimit(MOST_AT_ONCE))
         while not waiter.is_cancelled:
             if entry is not None and GroupMember.from_entry(entry).incarnation not in self._incarnations:
                 await self._wait_until_id_is_free(entry, waiter, deadline)
@@ -227,7 +227,7 @@ class Membership:
     async def _delete_key_in_background(self, session: Session, backoff: Backoff) -> float | None:
         return None if session.remaining_s() <= 0.0 or await self._delete_key(session) else backoff.next_s()
 
-    async def _create_through_limit(self, gate: EntryLimit, entry: Entry | None, waiter: Waiter) -> bool:
+    async def _create_through_limit(self, gate: WaiterLimit, entry: Entry | None, waiter: Waiter) -> bool:
         """Create this member's key. Wait first while too many members of this process are joining.
 
         Args:

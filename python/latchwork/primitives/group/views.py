@@ -12,14 +12,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Decoder, Record, Timestamp, Whole, encode
-from latchwork.primitives.waiting.common import STAND_IN_S, check_minimum, check_text, delay_s
+from latchwork.primitives.waiting.arguments import check_minimum, check_text
 from latchwork.types import Entry
 
 Label = str | bytes
 #: Bytes that one member may take in the store. Every view that it changes in is sent to everybody who follows them.
 MAX_MEMBER_BYTES = 4_096
 
-__all__ = ["STAND_IN_S", "View", "ViewChange", "build_change", "compare_views", "delay_s"]
 _by_id = attrgetter("id")
 _by_age = attrgetter("created", "id")
 

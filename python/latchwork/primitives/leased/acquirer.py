@@ -17,7 +17,8 @@ from latchwork.primitives.leased.inspect import read_state
 from latchwork.primitives.leased.maintenance import KeeperMaintenance
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import UnconfirmedWrite
-from latchwork.primitives.waiting.common import Deadline, check_name, raise_if_in_callback
+from latchwork.primitives.waiting.arguments import check_name, raise_if_in_callback
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, StepCoroutine, undone_if_interrupted
 from latchwork.types import At, Entry

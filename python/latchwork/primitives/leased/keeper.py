@@ -24,8 +24,9 @@ from latchwork.primitives.leased.inspect import LockState, read_state, read_stat
 from latchwork.primitives.leased.maintenance import SWEEP_PERIOD_S, KeeperMaintenance
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
-from latchwork.primitives.waiting.common import Deadline, Startable, check_minimum, check_name, raise_if_in_callback
-from latchwork.primitives.waiting.waits import check_member
+from latchwork.primitives.waiting.arguments import check_member, check_minimum, check_name, raise_if_in_callback
+from latchwork.primitives.waiting.closable import Startable
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.steps import driven, shielded

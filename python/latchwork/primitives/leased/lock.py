@@ -22,7 +22,8 @@ from latchwork.primitives.leased.keeper import LockKeeper
 from latchwork.primitives.leased.owner import HeldLock
 from latchwork.primitives.leased.protocol import clamp_ttl_s
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.waiting.common import call_listeners, check_name, check_text
+from latchwork.primitives.waiting.arguments import check_name, check_text
+from latchwork.primitives.waiting.listeners import call_listeners
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import listen

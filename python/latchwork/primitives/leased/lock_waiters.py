@@ -16,7 +16,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.waiting.common import Deadline
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Pause
 from latchwork.types import Change

@@ -25,7 +25,9 @@ from latchwork.primitives.leased.protocol import (
 )
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.waiting.common import Identity, ListenerQueue, check_text
+from latchwork.primitives.waiting.arguments import check_text
+from latchwork.primitives.waiting.listeners import ListenerQueue
+from latchwork.primitives.waiting.ownership import Identity
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard

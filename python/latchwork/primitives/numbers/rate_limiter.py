@@ -28,8 +28,10 @@ from latchwork._base.interrupts import call_after_finalizer, mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
-from latchwork.primitives.waiting.common import Closable, Deadline, check_integer, check_name
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, get_or_create
+from latchwork.primitives.waiting.arguments import check_integer, check_name
+from latchwork.primitives.waiting.closable import Closable
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from latchwork._base.validation import check_store
 from latchwork.primitives.numbers.counter import TIMEOUT_S
 from latchwork.primitives.numbers.shared_number import SharedNumber
-from latchwork.primitives.waiting.common import check_integer, check_name
+from latchwork.primitives.waiting.arguments import check_integer, check_name
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
 from latchwork.types import Fence, Op

@@ -19,7 +19,7 @@ from msgspec import Struct
 from latchwork._base.decoding import Count, Decoder, encode
 from latchwork._base.event import Signal
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives.waiting.common import Deadline
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, StepCoroutine, ask

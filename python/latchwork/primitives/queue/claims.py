@@ -30,9 +30,10 @@ from latchwork.primitives.queue.items import (
     build_index_put,
 )
 from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims, delete_later
-from latchwork.primitives.waiting.common import Deadline, check_text
+from latchwork.primitives.waiting.arguments import check_member, check_text
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
-from latchwork.primitives.waiting.waits import Waiter, check_member
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session

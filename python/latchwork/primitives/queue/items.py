@@ -23,8 +23,7 @@ from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder, Whole, encode
 from latchwork.errors import BadRecord, ValueTooLarge
-from latchwork.primitives.waiting.common import check_bytes
-from latchwork.primitives.waiting.waits import check_member
+from latchwork.primitives.waiting.arguments import check_bytes, check_member
 from latchwork.types import Absent, At, Check, Create, Entry, Fence, Op, Put
 
 if TYPE_CHECKING:

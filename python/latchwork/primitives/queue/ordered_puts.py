@@ -18,8 +18,9 @@ from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue, wait_for_turn
 from latchwork.primitives.numbers.shared_number import SharedNumber
 from latchwork.primitives.queue.claims import QueueInfo
-from latchwork.primitives.waiting.common import Deadline, check_integer
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, get_or_create
+from latchwork.primitives.waiting.arguments import check_integer
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry, get_or_create
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import StepCoroutine, ask
 from latchwork.store.watch import Batch

@@ -32,7 +32,7 @@ from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.queue.items import QueueKeys, get_holder_id, last_segment
-from latchwork.primitives.waiting.waits import check_member
+from latchwork.primitives.waiting.arguments import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
 from latchwork.types import At, Delete, Entry

@@ -20,7 +20,7 @@ from latchwork.primitives.queue.claims import QueueClaim
 from latchwork.primitives.queue.items import QueueItem, build_index_put, build_put_ops, check_payload
 from latchwork.primitives.queue.ordered_puts import OrderedPuts
 from latchwork.primitives.queue.work_queue import WorkQueue
-from latchwork.primitives.waiting.common import Closable
+from latchwork.primitives.waiting.closable import Closable
 from latchwork.store.session import Session
 from latchwork.store.steps import driven, steps_of
 from latchwork.store.store import Store

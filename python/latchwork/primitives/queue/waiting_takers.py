@@ -26,8 +26,8 @@ from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.item_taker import Accept
 from latchwork.primitives.queue.items import QueueItem, QueueKeys, get_holder_id, split_item_key
 from latchwork.primitives.queue.partition_reader import PartitionReader
-from latchwork.primitives.waiting.common import Deadline
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.steps import StepCoroutine, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put

@@ -44,8 +44,10 @@ from latchwork.primitives.queue.partition_reader import (
     clean_index,
 )
 from latchwork.primitives.queue.waiting_takers import FreeItemWatcher, TakerQueues, Wait
-from latchwork.primitives.waiting.common import Closable, Identity, check_integer, check_name, check_text
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
+from latchwork.primitives.waiting.arguments import check_integer, check_member, check_name, check_text
+from latchwork.primitives.waiting.closable import Closable
+from latchwork.primitives.waiting.ownership import Identity
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
 from latchwork.store.steps import StepCoroutine, ask, driven, steps_of
 from latchwork.store.store import Store

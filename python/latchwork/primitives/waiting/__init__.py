@@ -4,19 +4,12 @@ Names that are not exported here are for the other parts of primitives.
 """
 
 from latchwork._base.cancellation import StopSignal
-from latchwork.primitives.waiting.common import (
-    Closable,
-    Deadline,
-    Identity,
-    ListenerQueue,
-    Startable,
-    check_integer,
-    check_name,
-    check_text,
-    delay_s,
-)
-from latchwork.primitives.waiting.ownership import Ownership, Work
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
+from latchwork.primitives.waiting.arguments import check_integer, check_member, check_name, check_text
+from latchwork.primitives.waiting.closable import Closable, Startable
+from latchwork.primitives.waiting.deadline import Deadline, get_rank_delay_s
+from latchwork.primitives.waiting.listeners import ListenerQueue
+from latchwork.primitives.waiting.ownership import Identity, Ownership, Work
+from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 
 __all__ = [
     "Closable",
@@ -33,5 +26,5 @@ __all__ = [
     "check_member",
     "check_name",
     "check_text",
-    "delay_s",
+    "get_rank_delay_s",
 ]

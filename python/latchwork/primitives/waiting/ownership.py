@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from latchwork._base.event import Signal
@@ -17,7 +20,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.validation import deferred_kind
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
-from latchwork.primitives.waiting.common import check_minimum
+from latchwork.primitives.waiting.arguments import check_minimum
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.session import Session
@@ -29,6 +32,14 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Default margin between the stop of work and the end of the ownership, as a fraction of the TTL.
 MARGIN_PART = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The host name and the process ID of a process, which are stored in records for display."""
+
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
 
 
 class Work:

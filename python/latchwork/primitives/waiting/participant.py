@@ -10,8 +10,11 @@ from typing import TypeVar
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Deadline, ListenerQueue, Startable, raise_if_in_callback
-from latchwork.primitives.waiting.waits import Waiter
+from latchwork.primitives.waiting.arguments import raise_if_in_callback
+from latchwork.primitives.waiting.closable import Startable
+from latchwork.primitives.waiting.deadline import Deadline
+from latchwork.primitives.waiting.listeners import ListenerQueue
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background

@@ -1,6 +1,6 @@
 """Calls that wait for something in the store. They end when the object is closed or its session ends.
 
-A ``Waiter`` watches the store until a condition is met or it is cancelled. An ``EntryLimit`` limits how many waiters
+A ``Waiter`` watches the store until a condition is met or it is cancelled. An ``WaiterLimit`` limits how many waiters
 send requests at a time.
 """
 
@@ -16,7 +16,6 @@ from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import (
     Closed,
-    InvalidKey,
     KeyExists,
     LatchworkError,
     OutcomeUnknown,
@@ -24,10 +23,10 @@ from latchwork.errors import (
     Unavailable,
     WaitTimeout,
 )
-from latchwork.primitives.waiting.common import Deadline, check_name, raise_if_in_callback
+from latchwork.primitives.waiting.arguments import raise_if_in_callback
+from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
-from latchwork.store.keys import is_segment
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, StepCoroutine, ask, steps_of
 from latchwork.store.store import Store
@@ -35,23 +34,6 @@ from latchwork.store.watch import Batch, Matters, Watch
 from latchwork.types import Entry
 
 T = TypeVar("T")
-
-
-def check_member(member_id: str, kind: str) -> str:
-    """Check that an ID is valid as one key segment, and return it.
-
-    Args:
-        member_id: The ID.
-        kind: Kind of the ID, for messages: ``member``.
-    Raises:
-        InvalidKey: The ID is not a valid key segment.
-    """
-    if is_segment(member_id):
-        return member_id
-    check_name(member_id, kind)
-    if "/" in member_id:
-        raise InvalidKey(f"{kind} name {member_id!r} cannot be used: it must not contain '/'")
-    return member_id
 
 
 class WaiterRegistry:
@@ -364,7 +346,7 @@ async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
     return entry
 
 
-class EntryLimit:
+class WaiterLimit:
     """Limits how many waiters of this process may be inside a section at a time. Thread-safe.
 
     Args:
