@@ -9,7 +9,7 @@ DEFECTS = (
         "Counter",
         "a change of unknown outcome is repeated",
         "primitives/numbers/shared_number.py",
-        "            self._unknown = Attempt(current, after, error)\n",
+        "            self._unknown = UnconfirmedChange(current, after, error)\n",
         "            del error\n",
         id_of("primitives/counter", "a_change_with_a_lost_answer_is_counted_once", on="memory-outcomes0"),
     ),

@@ -51,7 +51,7 @@ DEFECTS = (
         "Barrier",
         "an arrival is written without checking the generation",
         "primitives/barrier/member.py",
-        "ours, ops = [snapshot.still_open], list[Op]()\n",
+        "ours, ops = [snapshot.open_check], list[Op]()\n",
         "ours, ops = list[Check](), list[Op]()\n",
         id_of("primitives/barrier", "an_arrival_at_a_generation_that_ends_meanwhile_is_one_at_the_next", on="memory"),
     ),
@@ -59,8 +59,8 @@ DEFECTS = (
         "Barrier",
         "a generation is ended twice",
         "primitives/barrier/member.py",
-        "self._store.commit, [snapshot.still_open], [Put(self._keys.board, board.to_bytes())])",
-        "self._store.commit, [], [Put(self._keys.board, board.to_bytes())])",
+        "self._store.commit, [snapshot.open_check], [Put(self._keys.state, state.to_bytes())])",
+        "self._store.commit, [], [Put(self._keys.state, state.to_bytes())])",
         id_of("primitives/barrier", "two_that_end_a_generation_at_the_same_time_end_it_once", on="memory"),
     ),
     Defect(
@@ -87,7 +87,7 @@ DEFECTS = (
         "Barrier",
         "a generation is opened twice",
         "primitives/barrier/member.py",
-        "ours += [snapshot.still_unopened, *expected.checks]",
+        "ours += [snapshot.unopened_check, *expected.checks]",
         "ours += [*expected.checks]",
         id_of(
             "primitives/barrier_generations",

@@ -72,8 +72,8 @@ DEFECTS = (
         "LockKeeper",
         "an adopted owner keeps its alive key, so its process does not notice",
         "primitives/leased/table.py",
-        'self._detaching_ops(owner, replace(record, session="")))',
-        'self._detaching_ops(owner, replace(record, session=""))[:1])',
+        'self._build_detach_ops(owner, replace(record, session="")))',
+        'self._build_detach_ops(owner, replace(record, session=""))[:1])',
         id_of(
             "primitives/shared_renewals",
             "an_owner_that_lost_its_alive_key_goes_on_although_its_watch_is_silent",

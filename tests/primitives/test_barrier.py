@@ -159,7 +159,7 @@ def test_two_that_end_a_generation_at_the_same_time_end_it_once(barrier, connect
     commit = store.commit
 
     def late(checks, ops):
-        if any(op.key == "phase/board" for op in ops):
+        if any(op.key == "phase/barrier" for op in ops):
             monkeypatch.setattr(store, "commit", commit)
             has_passed.wait(30.0)
         return commit(checks, ops)

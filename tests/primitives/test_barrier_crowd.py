@@ -112,5 +112,5 @@ def test_about_eight_of_many_follow_and_all_of_few():
 def test_a_board_of_many_that_is_opened_each_time_keeps_no_names(few, members, in_thread, store):
     for each in [in_thread(lambda each=each: each.wait(60.0)) for each in members(per_generation=True)]:
         each.outcome()
-    board = phases.BarrierRecord.from_entry(store.get("phase/board"))
+    board = phases.BarrierRecord.from_entry(store.get("phase/barrier"))
     assert (board.regulars, board.ended[-1].arrived, board.last_passed) == ((), (), 0)

@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import Counter, Lock
-from latchwork.primitives.numbers.shared_number import KEPT, Attempt, Reading, was_applied
+from latchwork.primitives.numbers.shared_number import KEPT, Reading, UnconfirmedChange, was_applied
 from latchwork.types import Absent
 
 
@@ -233,4 +233,4 @@ def reading(writes, *recent):
     ],
 )
 def test_the_fate_of_a_try_shows_in_a_later_reading(now, landed):
-    assert was_applied(Attempt(reading(5, "a", "b"), 1, OutcomeUnknown("cut")), now, "mine") is landed
+    assert was_applied(UnconfirmedChange(reading(5, "a", "b"), 1, OutcomeUnknown("cut")), now, "mine") is landed

@@ -133,7 +133,7 @@ def test_a_round_that_ends_between_look_and_wait_is_noticed(barrier, connect, mo
 
     def ends_meanwhile(keys):
         found = read(keys)
-        if "join/board" in keys:
+        if "join/barrier" in keys:
             monkeypatch.setattr(store, "get_many", read)
             leaving = in_thread(lambda: a.leave(30.0))
             b.leave(30.0)
@@ -167,7 +167,7 @@ def test_leaving_without_having_entered_is_refused(barrier):
 
 def test_an_abort_ends_the_round_although_everybody_has_just_come(barrier, store):
     mine = barrier("m", 1)
-    store.create("join/board", mine._initial.to_bytes())
+    store.create("join/barrier", mine._initial.to_bytes())
     store.put(mine._mine, encode_arrival(0, {}))  # it died before it could say that it was the last to come
     mine.abort("enough")
     assert mine.members() == []

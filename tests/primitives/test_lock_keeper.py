@@ -221,7 +221,7 @@ def test_all_locks_of_a_dead_owner_are_taken_over_together(keepers, eventually):
     eventually(lambda: second._table.find_observed_owner(owner))
     told = []
     for name in names:
-        second.when_free(name, lambda _name: told.append(second._table.dead_at(owner)))
+        second.when_free(name, lambda _name: told.append(second._table.find_death_time(owner)))
     first.close(release=False)
     eventually(lambda: len(told) == 150)
     assert set(told) == {None}, "before their owner was dead for certain"

@@ -132,7 +132,7 @@ def test_a_barrier_that_was_broken_by_a_scale_down_lets_who_comes_to_it_then_wai
     arrive = Barrier._arrive
 
     async def late(barrier, *args):
-        while await ask(store.get, f"{init}/board") is None:  # the first phase has not ended
+        while await ask(store.get, f"{init}/barrier") is None:  # the first phase has not ended
             await Pause(store.clock, Signal(), 0.02)
         return await arrive(barrier, *args)
 

@@ -15,8 +15,8 @@ from latchwork.worker_group.records import GroupRecord, WorkerInfo, create_membe
 from latchwork.worker_group.transactions import EpochState, GroupSnapshot
 
 KEYS = GroupKeys("workers", "train").for_run("r1")
-INIT_BOARD, FINAL_BOARD = (f"{KEYS.barrier_key(0, name)}/board" for name in (INIT, FINAL))
-OTHER_BOARD = f"{KEYS.barrier_key(0, 'mine')}/board"
+INIT_BOARD, FINAL_BOARD = (f"{KEYS.barrier_key(0, name)}/barrier" for name in (INIT, FINAL))
+OTHER_BOARD = f"{KEYS.barrier_key(0, 'mine')}/barrier"
 
 
 def worker(number):

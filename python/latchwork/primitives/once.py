@@ -262,7 +262,7 @@ class Once(Closable):
         if starts > self._most:
             return await self._record(position, self._failure("", f"whoever ran it vanished, {self._most} times"))
         while True:
-            entry = await self._run_function(fn, position) or await self._after_stop(position)
+            entry = await self._run_function(fn, position) or await self._wait_after_stop(position)
             if entry is not None:
                 return entry
             self._waits.check()
@@ -283,7 +283,7 @@ class Once(Closable):
             _log.info("%s was asked to stop and has ended: %s", self._what, stop.__cause__ or "by returning")
             return None
         except _WrongResult as error:
-            await self._forget_start(position)
+            await self._uncount_start(position)
             raise TypeError(str(error)) from None
         except Exception as error:
             failure = self._failure(type(error).__name__, message(error))
@@ -296,7 +296,7 @@ class Once(Closable):
             ownership.end()
         return await self._record(position, self._encode_outcome({"ok": True}, value))
 
-    async def _after_stop(self, position: QueuePosition) -> Entry | None:
+    async def _wait_after_stop(self, position: QueuePosition) -> Entry | None:
         """After the function was stopped, wait until our session was renewed or has ended.
 
         Returns:
@@ -365,7 +365,7 @@ class Once(Closable):
             else:
                 return starts + 1
 
-    async def _forget_start(self, position: QueuePosition) -> None:
+    async def _uncount_start(self, position: QueuePosition) -> None:
         """Subtract this start from the stored number, because the function returned an invalid result and nothing is
         recorded.
         """

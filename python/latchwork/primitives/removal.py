@@ -18,7 +18,7 @@ from latchwork.types import At, Delete, Entry, Exists
 
 _TOGETHER = 50
 #: Keys directly below a name that outlive its users. The head of a group's views is removed before the views.
-_RECORDS = ("views", "board", "opening", "outcome", "permits", "room", "starts", "tail")
+_RECORDS = ("views", "barrier", "opening", "outcome", "permits", "room", "starts", "tail")
 #: Prefixes below a name with records and with traces of users: which is which, by the rest of the key.
 _PREFIXES = (
     "base",

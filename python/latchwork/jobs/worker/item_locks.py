@@ -148,7 +148,7 @@ class ItemLocks:
         """Return the seconds until the first lock may expire if it is not renewed again; 0 without locks."""
         return self._keeper.remaining_s()
 
-    def renew_within(self, seconds: float | None) -> None:
+    def set_renewal_ttl(self, seconds: float | None) -> None:
         """Renew the locks as often as a shorter TTL would require, to notice sooner that the store is unreachable.
 
         The TTL of the locks does not change.
@@ -156,7 +156,7 @@ class ItemLocks:
         Args:
             seconds: The shorter TTL; None renews as often as the TTL of the locks requires.
         """
-        self._keeper.renew_within(seconds)
+        self._keeper.set_renewal_ttl(seconds)
 
     def set_wanted_items(self, job: str, items: Collection[str]) -> list[str]:
         """Set which items of a job this node still has to lock, and stop waiting for locks of other items. No I/O.

@@ -282,7 +282,7 @@ class JobWorker:
         return self.locks.remaining_s() if any(self.locks.get_held_locks().values()) else None
 
     def _on_settings_changed(self) -> None:
-        self.locks.renew_within(self._settings.node.disconnect_grace_s)
+        self.locks.set_renewal_ttl(self._settings.node.disconnect_grace_s)
         self._guard.request_check()
         self._apply_settings_to_runs()
         self._wake.set()

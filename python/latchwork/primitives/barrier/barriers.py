@@ -1,6 +1,6 @@
 """Barriers: members wait until all have arrived, repeatedly. A double barrier has an entrance and an exit.
 
-Keys:  <name>/board             the open generation or phase, the expected members, the last results; as JSON
+Keys:  <name>/barrier           the open generation or phase, the expected members, the last results; as JSON
        <name>/opening           the expected members of the generation, if each has its own; as JSON
        <name>/arrived-<member>  the generation or phase at which a member has arrived; not bound to a session
 Rule:  a generation passes once as many members as expected, counted by ID, have arrived; or it is broken for all
@@ -77,11 +77,11 @@ class Barrier(BarrierMember, Closable):
             ValueError: The generation is in the future.
         """
 
-        def choose(board: BarrierRecord, last: int) -> int:
+        def choose(state: BarrierRecord, last: int) -> int:
             if generation is not None:
                 return generation
-            end = board.find_result(last)
-            return last if end is not None and not end.broken else board.phase
+            end = state.find_result(last)
+            return last if end is not None and not end.broken else state.phase
 
         return await self._arrive_and_wait(choose, timeout_s, checks)
 
@@ -107,13 +107,13 @@ class Barrier(BarrierMember, Closable):
             Whether it has passed, and a precondition that fails once any generation has passed or was broken since.
         """
         self._waits.check()
-        snapshot = self._build_snapshot(await ask(self._store.get, self._keys.board), None)
-        return snapshot.board.has_passed(generation), snapshot.still_open
+        snapshot = self._build_snapshot(await ask(self._store.get, self._keys.state), None)
+        return snapshot.state.has_passed(generation), snapshot.open_check
 
     @driven
     async def generation(self) -> int:
         """Return the number of the generation that is open now, from 0."""
-        return (await self._read_board()).phase
+        return (await self._read_state()).phase
 
     @driven
     async def arrived(self) -> list[str]:
@@ -209,15 +209,15 @@ class DoubleBarrier(BarrierMember):
     @driven
     async def round(self) -> int:
         """Return the number of the round that is open now, from 0."""
-        return (await self._read_board()).phase // 2
+        return (await self._read_state()).phase // 2
 
     @driven
     async def members(self) -> list[str]:
         """Return the IDs of the members inside, sorted. While members are entering, return those that have arrived."""
-        board = await self._read_board()
-        if board.phase % 2 == 0:
+        state = await self._read_state()
+        if state.phase % 2 == 0:
             return await self._arrived()
-        return sorted(set(board.regulars) - set(await self._arrived()))
+        return sorted(set(state.regulars) - set(await self._arrived()))
 
     async def _arrive_or_end_round(self, choose: Choice, timeout_s: float | None) -> int:
         """Enter or leave the round. If the call is cancelled or interrupted, end the round in the background.
@@ -230,9 +230,9 @@ class DoubleBarrier(BarrierMember):
         """
         chosen: int | None = None
 
-        def choose_and_note(board: BarrierRecord, last: int) -> int | None:
+        def choose_and_note(state: BarrierRecord, last: int) -> int | None:
             nonlocal chosen
-            chosen = choose(board, last)
+            chosen = choose(state, last)
             return chosen
 
         def end_later() -> None:
@@ -253,27 +253,27 @@ class DoubleBarrier(BarrierMember):
         """
         why = f"a call of {self.member_id!r} was canceled"
         try:
-            board = (await self._end_as_broken(phase, why)).board
-            if board.phase == phase + 1 and board.phase % 2 == 1 and self.member_id in board.regulars:
-                await self._end_as_broken(board.phase, why)  # everybody had come after all
+            state = (await self._end_as_broken(phase, why)).state
+            if state.phase == phase + 1 and state.phase % 2 == 1 and self.member_id in state.regulars:
+                await self._end_as_broken(state.phase, why)  # everybody had come after all
         except (Unavailable, OutcomeUnknown) as error:
             _log.info("%s: the round of a canceled call has not ended yet: %s", self, error)
             return backoff.next_s()
         return None
 
-    def _choose_phase_to_enter(self, board: BarrierRecord, last: int) -> int | None:
-        if board.phase % 2 == 0:
-            return board.phase
-        if self.member_id not in board.regulars or last == board.phase:
+    def _choose_phase_to_enter(self, state: BarrierRecord, last: int) -> int | None:
+        if state.phase % 2 == 0:
+            return state.phase
+        if self.member_id not in state.regulars or last == state.phase:
             return None  # the round of others, or ours that we have left already
-        return board.phase - 1
+        return state.phase - 1
 
-    def _choose_phase_to_leave(self, board: BarrierRecord, last: int) -> int:
+    def _choose_phase_to_leave(self, state: BarrierRecord, last: int) -> int:
         if self._round is not None:
             return 2 * self._round + 1
-        end = board.find_result(last)
+        end = state.find_result(last)
         if last % 2 == 1 and end is not None and not end.broken:
             return last
-        if board.phase % 2 == 0 or self.member_id not in board.regulars:
+        if state.phase % 2 == 0 or self.member_id not in state.regulars:
             raise LatchworkError(f"{self.member_id!r} has not entered {self._what}; enter first")
-        return board.phase
+        return state.phase

@@ -1,8 +1,8 @@
 """The members of a barrier in one process, which combine their reads and writes.
 
 A single member uses the store directly. With more members, their reads are combined, their arrivals share transactions,
-and one watch of the board wakes all, so a hundred members cost about as much as their processes. This module makes no
-decisions, and a member that is not woken for a while watches by itself.
+and one watch of the barrier's state wakes all, so a hundred members cost about as much as their processes. This module
+makes no decisions, and a member that is not woken for a while watches by itself.
 
 Tasks of event loops are not combined, because a loop may end at any time.
 """
@@ -79,7 +79,7 @@ class LocalMembers:
         self.clock = store.clock
         self._store = store
         self._name = name
-        self._board_key = f"{name}/board"
+        self._state_key = f"{name}/barrier"
         self._on_empty = on_empty
         self._notifier = Notifier()
         self._members: list[object] = []
@@ -94,11 +94,11 @@ class LocalMembers:
 
     # Members
 
-    def enter(self, member: object) -> None:
+    def add_member(self, member: object) -> None:
         """Add a member that begins to wait in this process."""
         self._members.append(member)
 
-    def leave(self, member: object) -> None:
+    def remove_member(self, member: object) -> None:
         """Remove a member that no longer waits. Idempotent."""
         with suppress(ValueError):
             self._members.remove(member)
@@ -111,8 +111,8 @@ class LocalMembers:
             with self._notifier.mutex:
                 self._notifier.notify_all()
 
-    def claim_watching(self, member: object, phase: int) -> bool:
-        """Return whether this member must watch the arrivals for all members of this process.
+    def try_become_watcher(self, member: object, phase: int) -> bool:
+        """Return whether this member shall watch the arrivals for all members of this process.
 
         The first member that asks for a phase gets True, and the others False.
         """
@@ -121,10 +121,12 @@ class LocalMembers:
                 self._follower = (member, phase)
             return self._follower[0] is member
 
-    def claim_opening(self, member: object, phase: int) -> Signal | None:
-        """Return None if this member must open a phase, which means to write its first arrival.
+    def try_begin_opening(self, member: object, phase: int) -> Signal | None:
+        """Reserve the opening of a phase, which is the write of its first arrival, for this member.
 
-        Otherwise another member of this process is doing so: return a signal that is set when it has finished.
+        Returns:
+            None if this member shall open the phase. Otherwise another member of this process is doing so, and the
+            result is a signal that is set when that member has finished.
         """
         with self._lock:
             if self._opener is None or self._opener[1] != phase:
@@ -247,7 +249,7 @@ class LocalMembers:
             for request in left:
                 await self._commit([request])
 
-    # The board
+    # The state
 
     async def wait_for_phase_end(self, phase: int, stop: Signal, timeout_s: float | None) -> bool:
         """Wait until the stored state of the barrier shows that a phase has ended.
@@ -271,7 +273,7 @@ class LocalMembers:
             self._begins = self._begins or begins
         if begins:
             try:
-                mirror = self._store.mirror(self._board_key, wait=False)
+                mirror = self._store.mirror(self._state_key, wait=False)
                 with self._lock:
                     self._mirror = mirror
                 mirror.on_change(self._on_change)
@@ -280,7 +282,7 @@ class LocalMembers:
             if signal not in self._listening:  # it has stopped waiting already
                 self.remove_waiter(signal)
         known = self._mirror
-        self._wake(None if known is None else known.get(self._board_key))
+        self._wake(None if known is None else known.get(self._state_key))
 
     def remove_waiter(self, signal: Signal) -> None:
         """Stop notifying this signal. The shared watch is closed with the last signal. Idempotent."""
@@ -294,7 +296,7 @@ class LocalMembers:
 
     def _on_change(self, batch: Batch) -> None:
         for change in batch:
-            if change.key == self._board_key:
+            if change.key == self._state_key:
                 self._wake(change.entry)
 
     def _wake(self, entry: Entry | None) -> None:
@@ -344,27 +346,27 @@ class LocalMember:
         self.members = members
 
     def __enter__(self) -> None:
-        self.members.enter(self)
+        self.members.add_member(self)
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.end_wait()
 
-    def end(self) -> None:
+    def end_wait(self) -> None:
         """End the wait of this member. Idempotent."""
-        self.members.leave(self)
+        self.members.remove_member(self)
 
-    def claim_watching(self, phase: int) -> bool:
-        """Return whether this member must watch the arrivals for all members of this process.
+    def try_become_watcher(self, phase: int) -> bool:
+        """Return whether this member shall watch the arrivals for all members of this process.
 
         The first member that asks for a phase gets True, and the others False.
         """
-        return self.members.claim_watching(self, phase)
+        return self.members.try_become_watcher(self, phase)
 
-    async def claim_opening(self, phase: int, waiter: Waiter) -> bool:
-        """Return whether this member must open a phase. If another member of this process is doing so, wait for it
+    async def try_begin_opening(self, phase: int, waiter: Waiter) -> bool:
+        """Return whether this member shall open a phase. If another member of this process is doing so, wait for it
         first.
         """
-        signal = self.members.claim_opening(self, phase)
+        signal = self.members.try_begin_opening(self, phase)
         if signal is None:
             return True
         remove_call = waiter.cancelled.call_when_set(signal.set)

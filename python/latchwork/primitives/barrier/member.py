@@ -1,20 +1,20 @@
 """The loop behind both barriers. Its decisions are in ``phases``.
 
-Keys:  <name>/board             the open phase, the last results, and the members if they are always the same; as JSON
+Keys:  <name>/barrier           the open phase, the last results, and the members if they are always the same; as JSON
        <name>/opening           the expected members of the newest phase, if each phase has its own; as JSON
        <name>/arrived-<member>  as JSON, not bound to a session: the phase at which a member has arrived, host and PID,
                                 and whether it ``follows`` the other arrivals
 
-An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open,
-arrivals are only added. A member that has seen enough of them may therefore end the phase, on condition that the board
-is unchanged. If each phase has its own parties, the first arrival writes the opening in its transaction. The board
+An arrival is written on condition that the state is unchanged, so it counts for the open phase. While a phase is open,
+arrivals are only added. A member that has seen enough of them may therefore end the phase, on condition that the state
+is unchanged. If each phase has its own parties, the first arrival writes the opening in its transaction. The state
 stays as it is, so others that arrive at the same time need not read it again. After a phase, a member assumes that its
 end is still the newest state, and arrives at the next phase without a read.
 docs/design/groups-and-queues.md has the races.
 
 With few members all watch the arrivals, and the last one to arrive ends the phase. With more than ``MANY`` members,
 each member would see each arrival: n x n events. Each member then decides at random before its arrival whether it
-watches, so that about ``FOLLOWERS`` members do. The first of them ends the phase. The others watch only the board and
+watches, so that about ``FOLLOWERS`` members do. The first of them ends the phase. The others watch only the state and
 decide again now and then, in case all watching members have died.
 """
 
@@ -58,10 +58,10 @@ _log = logging.getLogger(__name__)
 
 #: Average number of members that follow the arrivals. There is no follower once in e^8 times; see ``AGAIN_S``.
 FOLLOWERS = 8
-#: A member that watches the board alone draws again after this many seconds, then after twice as long, and so on.
+#: A member that watches the state alone draws again after this many seconds, then after twice as long, and so on.
 AGAIN_S = (2.0, 5.0)
 
-#: Returns the requested phase, given the board and the phase of our last arrival (-1: none). None: wait for another.
+#: Returns the requested phase, given the state and the phase of our last arrival (-1: none). None: wait for another.
 Choice = Callable[[BarrierRecord, int], int | None]
 #: Seconds after which another member ends the phase, too, because the last one to arrive may have died.
 _BACKUP_PAUSE_S = (0.2, 0.6)
@@ -75,7 +75,7 @@ Lacking = Callable[[int], Collection[str]]
 Parties = int | Collection[str] | Callable[[], Expected]
 
 
-def is_many(parties: int) -> bool:
+def exceeds_watch_limit(parties: int) -> bool:
     """Return whether a barrier has too many members for each of them to watch all arrivals."""
     return parties > MANY
 
@@ -96,7 +96,7 @@ def should_watch_arrivals(parties: int) -> bool:
     Args:
         parties: The number of members of the barrier.
     """
-    return not is_many(parties) or random.random() < FOLLOWERS / parties
+    return not exceeds_watch_limit(parties) or random.random() < FOLLOWERS / parties
 
 
 class ArrivalWatcher:
@@ -119,8 +119,8 @@ class ArrivalWatcher:
             entry, keys = change.entry, self.snapshot.keys
             if entry is None:
                 continue
-            if change.key == keys.board:
-                self.snapshot = replace(self.snapshot, board=BarrierRecord.from_entry(entry), entry=entry)
+            if change.key == keys.state:
+                self.snapshot = replace(self.snapshot, state=BarrierRecord.from_entry(entry), entry=entry)
             elif change.key == keys.opening:
                 self.snapshot = replace(self.snapshot, opened=entry)
             elif (member_id := keys.find_member(change.key)) is not None and parse_arrival(entry) == self.phase:
@@ -137,7 +137,7 @@ class ArrivalWatcher:
     @property
     def has_ended(self) -> bool:
         """Whether the phase has passed or was broken."""
-        return self.snapshot.board.phase > self.phase
+        return self.snapshot.state.phase > self.phase
 
     @property
     def arrived(self) -> set[str]:
@@ -150,7 +150,7 @@ class ArrivalWatcher:
         With few members this is the last one to arrive. With many it is the first one that watches the arrivals.
         """
         opening = self.snapshot.opening
-        if opening is not None and is_many(opening.parties):
+        if opening is not None and exceeds_watch_limit(opening.parties):
             return member_id in self._followers and self._followers[member_id] <= min(self._followers.values())
         return self._arrived_at.get(member_id, 0) >= max(self._arrived_at.values(), default=0)
 
@@ -170,9 +170,9 @@ class PhaseEndWatcher:
         """Apply a batch of changes. Return True once the phase has ended."""
         for change in batch:
             if change.entry is not None:
-                board = BarrierRecord.from_entry(change.entry)
-                self.snapshot = replace(self.snapshot, board=board, entry=change.entry)
-        return self.snapshot.board.phase > self._phase
+                state = BarrierRecord.from_entry(change.entry)
+                self.snapshot = replace(self.snapshot, state=state, entry=change.entry)
+        return self.snapshot.state.phase > self._phase
 
 
 class BarrierMember:
@@ -218,23 +218,23 @@ class BarrierMember:
         """End all waits of this object. An arrival that was written still counts. Thread-safe and idempotent."""
         self._waits.close()
 
-    async def _read_board(self) -> BarrierRecord:
+    async def _read_state(self) -> BarrierRecord:
         """Read the state of the barrier. Return the initial state if the barrier was never used."""
         self._waits.check()
-        entry = await ask(self._store.get, self._keys.board)
+        entry = await ask(self._store.get, self._keys.state)
         return self._initial if entry is None else BarrierRecord.from_entry(entry)
 
     async def _arrived(self) -> list[str]:
         """Return the IDs of the members that have arrived at the open phase, sorted."""
         self._waits.check()
         snapshot, entries = await self._read_all()
-        return sorted(find_arrived(self._keys, entries, snapshot.board.phase))
+        return sorted(find_arrived(self._keys, entries, snapshot.state.phase))
 
     async def _read_all(self) -> tuple[BarrierSnapshot, list[Entry]]:
         """Read the state, the newest opening, and all entries of the barrier."""
         entries: list[Entry] = await ask(self._store.list, self.name)
         found = {entry.key: entry for entry in entries}
-        return self._build_snapshot(found.get(self._keys.board), found.get(self._keys.opening)), entries
+        return self._build_snapshot(found.get(self._keys.state), found.get(self._keys.opening)), entries
 
     def _build_snapshot(self, entry: Entry | None, opened: Entry | None) -> BarrierSnapshot:
         """Return the state and opening that these entries store.
@@ -242,13 +242,13 @@ class BarrierMember:
         Raises:
             LatchworkError: The barrier was created for other members.
         """
-        board = self._initial if entry is None else BarrierRecord.from_entry(entry)
-        if not board.expects_same_as(self._initial):
-            expects = ", ".join(board.names) or (f"{board.parties} members" if board.parties else "others each time")
+        state = self._initial if entry is None else BarrierRecord.from_entry(entry)
+        if not state.expects_same_as(self._initial):
+            expects = ", ".join(state.names) or (f"{state.parties} members" if state.parties else "others each time")
             raise LatchworkError(
                 f"{self._what} expects {expects}; create it with the same parties, or use another name"
             )
-        return BarrierSnapshot(self._keys, board, entry, opened)
+        return BarrierSnapshot(self._keys, state, entry, opened)
 
     async def _arrive_and_wait(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until all members have arrived. Return the number of the phase.
@@ -282,7 +282,7 @@ class BarrierMember:
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
         if lacking is None:
-            phase = (await self._end_as_broken((await self._read_board()).phase, why)).board.phase
+            phase = (await self._end_as_broken((await self._read_state()).phase, why)).state.phase
             if phase % self._cycle:  # all had arrived after all, which has begun the round to be ended
                 await self._end_as_broken(phase, why)
             return
@@ -291,9 +291,9 @@ class BarrierMember:
         missing = set() if opening is None else set(lacking(opening.basis))
         if missing:
             await self._end(
-                snapshot.board.phase,
+                snapshot.state.phase,
                 lambda now, arrived: (
-                    now.board.after_breaking(why, arrived, now.opening, cycle=self._cycle)
+                    now.state.after_breaking(why, arrived, now.opening, cycle=self._cycle)
                     if missing - arrived
                     else None
                 ),
@@ -317,23 +317,23 @@ class BarrierMember:
         while True:
             guess, self._guess = self._guess if self._is_absent else None, None
             snapshot, mine = (guess, None) if guess is not None else await self._read_before_arrival(local)
-            board = snapshot.board
+            state = snapshot.state
             last = parse_arrival(mine) if mine is not None else -1
-            phase = choose(board, last if last > self._last_ended else -1)
-            if guess is not None and phase != board.phase:
+            phase = choose(state, last if last > self._last_ended else -1)
+            if guess is not None and phase != state.phase:
                 continue  # only a read shows what to do instead
             opening = snapshot.opening
-            if phase is None or phase < board.phase or last == phase:
+            if phase is None or phase < state.phase or last == phase:
                 return self._build_earlier_arrival(phase, snapshot, mine if last == phase else None, waiter)
-            if phase > board.phase:
-                raise ValueError(f"{self._what}: not opened yet; the open one is {board.phase // self._cycle}")
+            if phase > state.phase:
+                raise ValueError(f"{self._what}: not opened yet; the open one is {state.phase // self._cycle}")
             expected = None
             if opening is None:
-                if not has_paused and not await local.claim_opening(phase, waiter):
+                if not has_paused and not await local.try_begin_opening(phase, waiter):
                     continue
                 expected = await self._resolve_expected()
                 opening = expected.open_phase(phase, timeout_s, time.time())
-                if not has_paused and is_many(opening.parties):
+                if not has_paused and exceeds_watch_limit(opening.parties):
                     has_paused = True
                     if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
                         continue  # of many that arrive at once, one has opened it by now
@@ -347,7 +347,7 @@ class BarrierMember:
 
     async def _read_before_arrival(self, local: LocalMember) -> tuple[BarrierSnapshot, Entry | None]:
         """Read the state and opening of the barrier, and our arrival unless we know that there is none."""
-        wanted = [self._keys.board, self._keys.opening]
+        wanted = [self._keys.state, self._keys.opening]
         entry, opened, *mine = await local.members.get_many(wanted if self._is_absent else [*wanted, self._mine])
         return self._build_snapshot(entry, opened), mine[0] if mine else None
 
@@ -375,21 +375,21 @@ class BarrierMember:
         Returns:
             The arrival. None if the state of the barrier has changed, so that the caller must try again.
         """
-        is_crowd = is_many(opening.parties)
+        is_crowd = exceeds_watch_limit(opening.parties)
         follows = expected is not None or should_watch_arrivals(opening.parties)
         if follows and is_crowd:
-            follows = local.claim_watching(opening.phase) or expected is not None
+            follows = local.try_become_watcher(opening.phase) or expected is not None
         about: dict[str, object] = {"host": self._identity.host, "pid": self._identity.pid}
         if follows:
             waiter.start_watching(self.name)
             if is_crowd:
                 about["follows"] = True
-        ours, ops = [snapshot.still_open], list[Op]()
+        ours, ops = [snapshot.open_check], list[Op]()
         if expected is not None:
-            ours += [snapshot.still_unopened, *expected.checks]
+            ours += [snapshot.unopened_check, *expected.checks]
             ops += [Put(self._keys.opening, opening.to_bytes()), *expected.ops]
-        elif snapshot.must_create_board:
-            ops.append(Put(self._keys.board, snapshot.board.to_bytes()))
+        elif snapshot.must_create_state:
+            ops.append(Put(self._keys.state, snapshot.state.to_bytes()))
         ops.append(Put(self._mine, encode_arrival(opening.phase, about)))
         self._is_absent = False
         began = self._store.clock.now()
@@ -398,7 +398,7 @@ class BarrierMember:
         except Conflict as error:
             if not any(each in ours for each in error.failed):
                 raise
-            if expected is None or is_crowd or snapshot.still_unopened not in error.failed:
+            if expected is None or is_crowd or snapshot.unopened_check not in error.failed:
                 return None
             # Another member has opened the phase. We arrive without knowing for whom: the watch will show that.
             return await self._write_arrival(snapshot, opening, None, checks, waiter, local=local)
@@ -418,7 +418,7 @@ class BarrierMember:
             waiter: The waiting call.
         """
         opening = snapshot.opening
-        follows = mine is None or opening is None or watches_arrivals(mine) or not is_many(opening.parties)
+        follows = mine is None or opening is None or watches_arrivals(mine) or not exceeds_watch_limit(opening.parties)
         if follows:
             waiter.start_watching(self.name)
         return _Arrival(phase, snapshot, mine, follows)
@@ -436,10 +436,10 @@ class BarrierMember:
 
     async def _wait_for_another_phase(self, seen: BarrierSnapshot, waiter: Waiter, deadline: Deadline) -> None:
         """Wait until the phase that was open in this snapshot is not open any more."""
-        phase = seen.board.phase
+        phase = seen.state.phase
         if await waiter.keep_trying(lambda: self._end_if_complete(phase), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
-        if not await waiter.watch_until(self._keys.board, PhaseEndWatcher(seen, phase), deadline):
+        if not await waiter.watch_until(self._keys.state, PhaseEndWatcher(seen, phase), deadline):
             self._waits.raise_if_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round without {self.member_id!r}; try again later")
 
@@ -447,7 +447,7 @@ class BarrierMember:
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> int:
         after = arrival.snapshot
-        if after.board.phase == phase:
+        if after.state.phase == phase:
             after = await self._watch_arrivals(phase, arrival, waiter, deadline, local)
         return await self._finish(phase, after, arrival.mine, local)
 
@@ -472,7 +472,7 @@ class BarrierMember:
         if opening is not None:
             deadline = Deadline(self._store.clock, deadline.left_s(opening.deadline_s))
         if opening is not None and not arrival.follows:
-            after = await self._watch_board(seen, opening.parties, waiter, deadline, local)
+            after = await self._watch_state(seen, opening.parties, waiter, deadline, local)
         is_done = after is None and (
             seen.is_done
             or await (
@@ -512,7 +512,7 @@ class BarrierMember:
             return seen.snapshot
         return await waiter.keep_trying(partial(self._end_if_complete, seen.phase, seen), deadline)
 
-    async def _watch_board(
+    async def _watch_state(
         self, seen: ArrivalWatcher, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> BarrierSnapshot | None:
         """Wait for the end of a phase by watching only the state of the barrier, not the arrivals.
@@ -528,13 +528,13 @@ class BarrierMember:
         """
         longest_s = random.uniform(*AGAIN_S)
         if await local.members.wait_for_phase_end(seen.phase, waiter.cancelled, deadline.left_s(longest_s)):
-            wanted = [self._keys.board, self._keys.opening]
+            wanted = [self._keys.state, self._keys.opening]
             found = await waiter.keep_trying(lambda: local.members.get_many(wanted), deadline)
             after = self._build_snapshot(*found)
-            if after.board.phase > seen.phase:
+            if after.state.phase > seen.phase:
                 return after
         while not await waiter.watch_until(
-            self._keys.board,
+            self._keys.state,
             end := PhaseEndWatcher(seen.snapshot, seen.phase),
             Deadline(self._store.clock, deadline.left_s(longest_s)),
             single_key=True,
@@ -555,7 +555,7 @@ class BarrierMember:
         """
         return await self._end(
             phase,
-            lambda now, arrived: now.board.after_passing(arrived) if is_complete(now.opening, arrived) else None,
+            lambda now, arrived: now.state.after_passing(arrived) if is_complete(now.opening, arrived) else None,
             seen,
         )
 
@@ -569,9 +569,9 @@ class BarrierMember:
         after = await self._end(
             phase,
             lambda now, arrived: (
-                now.board.after_passing(arrived)
+                now.state.after_passing(arrived)
                 if is_complete(now.opening, arrived)
-                else now.board.after_breaking(why, arrived, now.opening, cycle=self._cycle)
+                else now.state.after_breaking(why, arrived, now.opening, cycle=self._cycle)
             ),
         )
         assert after is not None
@@ -597,19 +597,19 @@ class BarrierMember:
                 arrived = find_arrived(self._keys, entries, phase)
             else:
                 snapshot, arrived, seen = seen.snapshot, seen.arrived, None
-            if snapshot.board.phase != phase:
+            if snapshot.state.phase != phase:
                 return snapshot
-            board = decide(snapshot, arrived)
-            if board is None:
+            state = decide(snapshot, arrived)
+            if state is None:
                 return None
             with contextlib.suppress(Conflict):
-                done = await ask(self._store.commit, [snapshot.still_open], [Put(self._keys.board, board.to_bytes())])
-                return replace(snapshot, board=board, entry=done.entries[0])
+                done = await ask(self._store.commit, [snapshot.open_check], [Put(self._keys.state, state.to_bytes())])
+                return replace(snapshot, state=state, entry=done.entries[0])
 
     # After the end of a phase
 
     async def _finish(self, phase: int, after: BarrierSnapshot, mine: Entry | None, local: LocalMember) -> int:
-        end = after.board.find_result(phase)
+        end = after.state.find_result(phase)
         self._last_ended = max(self._last_ended, phase)
         self._guess = after
         if self._keeps_arrival:

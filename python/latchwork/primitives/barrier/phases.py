@@ -25,7 +25,7 @@ from latchwork.types import Absent, At, Check, Entry, Op, Put
 REMEMBERED = 16
 #: The last segment of an arrival key begins with this.
 _ARRIVED = "arrived-"
-#: With more parties than this, only some members follow the arrivals; the others follow only the board.
+#: With more parties than this, only some members follow the arrivals; the others follow only the state.
 MANY = 32
 
 
@@ -175,7 +175,7 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
             arrived: IDs of the members that have arrived.
         """
         here = tuple(sorted(arrived))
-        kept = here if self.parties or len(here) <= MANY else ()  # each waiting member reads the whole board
+        kept = here if self.parties or len(here) <= MANY else ()  # each waiting member reads the whole state
         return replace(self._after(self.phase + 1, PhaseResult(self.phase, "", kept), kept), last_passed=self.phase)
 
     def after_breaking(
@@ -263,9 +263,9 @@ class BarrierKeys:
     name: str
 
     @property
-    def board(self) -> str:
+    def state(self) -> str:
         """The key of the state."""
-        return f"{self.name}/board"
+        return f"{self.name}/barrier"
 
     @property
     def opening(self) -> str:
@@ -288,41 +288,41 @@ class BarrierSnapshot:
 
     Attributes:
         keys: The keys of the barrier.
-        board: The decoded state; the initial one if none is stored.
+        state: The decoded state; the initial one if none is stored.
         entry: Entry of the state. None if none is stored.
         opened: Entry of the newest opening, which may be that of an earlier phase. None if there is none.
     """
 
     keys: BarrierKeys
-    board: BarrierRecord
+    state: BarrierRecord
     entry: Entry | None = None
     opened: Entry | None = None
 
     @property
     def opening(self) -> Opening | None:
         """The expected members of the open phase. None if no member has opened it."""
-        return self.board.find_opening(self.opened)
+        return self.state.find_opening(self.opened)
 
     @property
-    def still_open(self) -> Check:
+    def open_check(self) -> Check:
         """A check that the open phase has not ended since."""
-        return Absent(self.keys.board) if self.entry is None else At(self.entry)
+        return Absent(self.keys.state) if self.entry is None else At(self.entry)
 
     @property
-    def still_unopened(self) -> Check:
+    def unopened_check(self) -> Check:
         """A check that no member has opened a phase since."""
         return Absent(self.keys.opening) if self.opened is None else At(self.opened)
 
     @property
-    def must_create_board(self) -> bool:
+    def must_create_state(self) -> bool:
         """Whether the first arrival must store the state, because its members are always the same."""
-        return self.entry is None and self.board.parties > 0
+        return self.entry is None and self.state.parties > 0
 
     def after_writing(self, written: Iterable[Entry | None]) -> BarrierSnapshot:
         """Return this snapshot with the entries of the state and of the opening that a transaction has written."""
         found = {entry.key: entry for entry in written if entry is not None}
         return BarrierSnapshot(
-            self.keys, self.board, found.get(self.keys.board, self.entry), found.get(self.keys.opening, self.opened)
+            self.keys, self.state, found.get(self.keys.state, self.entry), found.get(self.keys.opening, self.opened)
         )
 
 
@@ -378,19 +378,19 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
     """
     keys = BarrierKeys(check_name(name, "barrier"))
     found = {entry.key: entry for entry in store.list(name)}
-    entry, opened = found.get(keys.board), found.get(keys.opening)
+    entry, opened = found.get(keys.state), found.get(keys.opening)
     if entry is None and opened is None:
         return None
-    board = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
-    here, opening = find_arrived(keys, found.values(), board.phase), board.find_opening(opened)
-    last = board.ended[-1] if board.ended else None
+    state = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
+    here, opening = find_arrived(keys, found.values(), state.phase), state.find_opening(opened)
+    last = state.ended[-1] if state.ended else None
     return BarrierState(
-        board.phase,
+        state.phase,
         0 if opening is None else opening.parties,
         tuple(sorted(here)),
-        () if opening is None else board.find_missing(here, opening.names),
+        () if opening is None else state.find_missing(here, opening.names),
         None if opening is None else opening.at or None,
-        max([board.last_passed, *(each.phase for each in board.ended if not each.broken)]),
+        max([state.last_passed, *(each.phase for each in state.ended if not each.broken)]),
         last.broken if last is not None else "",
     )
 
@@ -409,13 +409,13 @@ async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -
     checks: list[Check] = []
     ops: list[Op] = []
     every = [BarrierKeys(name) for name in names]
-    wanted = [key for keys in every for key in (keys.board, keys.opening, keys.arrival(member_id))]
+    wanted = [key for keys in every for key in (keys.state, keys.opening, keys.arrival(member_id))]
     found = iter(await ask(store.get_many, wanted) if wanted else [])
     for keys, entry, opened, mine in zip(every, found, found, found, strict=True):
-        board = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
-        snapshot = BarrierSnapshot(keys, board, entry, opened)
-        if snapshot.opening is None or (mine is not None and parse_arrival(mine) == board.phase):
+        state = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
+        snapshot = BarrierSnapshot(keys, state, entry, opened)
+        if snapshot.opening is None or (mine is not None and parse_arrival(mine) == state.phase):
             continue
-        checks.append(snapshot.still_open)
-        ops.append(Put(keys.arrival(member_id), encode_arrival(board.phase, {})))
+        checks.append(snapshot.open_check)
+        ops.append(Put(keys.arrival(member_id), encode_arrival(state.phase, {})))
     return checks, ops

@@ -296,11 +296,11 @@ class TicketQueue:
         is_new, position.is_new = position.is_new, False
         if position.older is not None and (blocks is any_ticket_blocks or not position.older):
             if not is_new:
-                left = await self._names_with_ours(position)
+                left = await self._get_names_with_ours(position)
                 position.older = tuple(name for name in position.older if name in left)
             abandoned = await self._remove_abandoned(position.older)
             return [f"{self._name}/{name}" for name in position.older if name not in abandoned]
-        entries = await self._entries_with_ours(position)
+        entries = await self._get_entries_with_ours(position)
         ours = next(at for at, entry in enumerate(entries) if entry.key == position.ticket.key)
         ahead = {entry.key.rpartition("/")[2]: entry for entry in entries[:ours]}
         position.older = tuple(ahead)
@@ -319,14 +319,14 @@ class TicketQueue:
             await ask(self.store.delete, f"{self._name}/{name}")
         return abandoned
 
-    async def _names_with_ours(self, position: QueuePosition) -> set[str]:
+    async def _get_names_with_ours(self, position: QueuePosition) -> set[str]:
         for stale_ok in (True, False):
             names = await ask(self.store.children, self._name, stale_ok=stale_ok)
             if position.name in names:
                 return set(names)
         raise self.build_lost_error(position)
 
-    async def _entries_with_ours(self, position: QueuePosition) -> list[Entry]:
+    async def _get_entries_with_ours(self, position: QueuePosition) -> list[Entry]:
         for stale_ok in (True, False):
             entries = await self._list_entries(stale_ok=stale_ok)
             if any(entry.key == position.ticket.key for entry in entries):
@@ -408,7 +408,7 @@ class TicketQueue:
         try:
             return await self._delete(keys)
         except FATAL as error:
-            self._log_left_tickets(keys, error)
+            self._log_undeleted_tickets(keys, error)
         except StoreFull as error:
             message = (
                 "the wait for %s has ended, but the server is full and keeps %s: others wait "
@@ -441,7 +441,7 @@ class TicketQueue:
         try:
             await self._delete(keys)
         except FATAL as error:
-            self._log_left_tickets(keys, error)
+            self._log_undeleted_tickets(keys, error)
         except LatchworkError as error:
             _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys) or "a ticket", error)
             return backoff.next_s()
@@ -457,7 +457,7 @@ class TicketQueue:
     def _delete_in_background(self, session: Session, keys: tuple[str, ...]) -> None:
         self.store.cleanup.add(partial(self._try_delete, session, keys, Backoff()))
 
-    def _log_left_tickets(self, keys: tuple[str, ...], error: LatchworkError) -> None:
+    def _log_undeleted_tickets(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
 
 

@@ -25,7 +25,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_gone
 from latchwork.primitives.group.view_log import LogHead, ViewChangeStep, ViewLog, ViewState
-from latchwork.primitives.group.views import View, ViewChange, compare_views, member_id
+from latchwork.primitives.group.views import View, ViewChange, compare_views, parse_member_id
 from latchwork.primitives.waiting.deadline import RANK_DELAY_S, Deadline
 from latchwork.primitives.waiting.participant import is_open
 from latchwork.primitives.waiting.waiter import Waiter
@@ -146,7 +146,7 @@ class Replica:
         with self._lock:
             return self._head, self._state
 
-    def differs(self, name: str, token: int | None) -> bool:
+    def is_outdated(self, name: str, token: int | None) -> bool:
         """Return whether the newest view lacks the current state of a member.
 
         Args:
@@ -513,7 +513,7 @@ class ViewFollower:
             while not waiter.is_cancelled:
                 with suppress(WaitTimeout):
                     dirty |= self._update_tokens(await steps_of(watch.next)(pause_s), tokens)
-                dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
+                dirty = {name for name in dirty if self._replica.is_outdated(name, tokens.get(name))}
                 now = self._store.clock.now()
                 due = schedule.next_action(now, is_behind=bool(dirty))
                 if due == "check" and await self._become_writer(position):
@@ -522,7 +522,7 @@ class ViewFollower:
                 if due == "write":
                     schedule.record_write(now)
                     await self._append(dirty)
-                    dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
+                    dirty = {name for name in dirty if self._replica.is_outdated(name, tokens.get(name))}
                 pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(dirty))
 
     def _update_tokens(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
@@ -538,7 +538,7 @@ class ViewFollower:
         for each in batch:
             if each.key.rpartition("/")[0] != self._view_log.members_key:
                 continue
-            name = member_id(each.key)
+            name = parse_member_id(each.key)
             names.add(name)
             if each.entry is None:
                 tokens.pop(name, None)

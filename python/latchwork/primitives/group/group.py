@@ -181,9 +181,9 @@ class Group(Participant):
 
         def poll() -> bool | None:
             self._raise_if_ended()
-            return True if membership.is_in else None
+            return True if membership.has_joined else None
 
-        late = f"{membership.me.id!r} has not joined {self._what} yet"
+        late = f"{membership.member.id!r} has not joined {self._what} yet"
         await self._wait_until(poll, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
 
     @driven
@@ -388,7 +388,7 @@ class Group(Participant):
             with self._changed.mutex:
                 self._waiter = waiter
             if not self._leaving:
-                await self._get_membership().enter(waiter)
+                await self._get_membership().join(waiter)
             backoff.reset()
             with self._changed.mutex:
                 self._changed.notify_all()
@@ -398,7 +398,7 @@ class Group(Participant):
     def _may_end_thread(self) -> bool:
         """Return whether the background thread may end, which it may after this member has joined."""
         with self._changed.mutex:
-            if self._leaving or not self._get_membership().is_in:
+            if self._leaving or not self._get_membership().has_joined:
                 return False
             self._background = None
             return True
@@ -428,7 +428,7 @@ class Group(Participant):
     def _is_in_view(self, view: View) -> bool:
         if self._membership is None:
             return True
-        me = self._membership.me
+        me = self._membership.member
         found = view.member(me.id)
         return found is not None and found.incarnation == me.incarnation
 

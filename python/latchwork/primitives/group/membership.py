@@ -41,7 +41,7 @@ class Membership:
     Args:
         store: The store.
         name: The key of the group.
-        me: This member.
+        member: This member.
         what: Name of the group, for messages.
         checks: Further preconditions of the transaction that joins.
         id_wait_s: Seconds to wait until another member with our ID has ended. None for 1.5 TTLs of our session.
@@ -51,20 +51,20 @@ class Membership:
         self,
         store: Store,
         name: str,
-        me: GroupMember,
+        member: GroupMember,
         *,
         what: str,
         checks: Sequence[Check] = (),
         id_wait_s: float | None = None,
     ) -> None:
-        self.key = f"{name}/members/{me.id}"
-        self._evicted_key = f"{name}/evicted/{me.id}"
+        self.key = f"{name}/members/{member.id}"
+        self._evicted_key = f"{name}/evicted/{member.id}"
         self._store = store
         self._what = what
         self._checks = tuple(checks)
         self._id_wait_s = id_wait_s
         self._lock = mutex()
-        self._me = check_member(me, what)
+        self._me = check_member(member, what)
         self._written: GroupMember | None = None
         self._incarnations: set[str] = set()
         self._entered_at = 0
@@ -72,12 +72,12 @@ class Membership:
         self._bound: Session | None = None  # our key may be there by this one, whatever we know
 
     @property
-    def me(self) -> GroupMember:
+    def member(self) -> GroupMember:
         """This member with its current attributes."""
         return self._me
 
     @property
-    def is_in(self) -> bool:
+    def has_joined(self) -> bool:
         """Whether this member has joined and its session has not ended, as far as this process knows."""
         session = self._session
         return session is not None and session.remaining_s() > 0.0
@@ -94,7 +94,7 @@ class Membership:
         """
         me = self._me
         found = changes[-1].view.member(me.id)
-        if not self.is_in or (found is not None and found.incarnation == me.incarnation):
+        if not self.has_joined or (found is not None and found.incarnation == me.incarnation):
             return False
         return is_first or any(
             any(member.incarnation == me.incarnation for member in change.left)
@@ -102,7 +102,7 @@ class Membership:
             for change in changes
         )
 
-    async def enter(self, waiter: Waiter) -> None:
+    async def join(self, waiter: Waiter) -> None:
         """Join the group: create this member's key, or bind an existing one to the new session.
 
         Args:

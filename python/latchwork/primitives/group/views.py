@@ -56,14 +56,14 @@ class GroupMember(Struct, frozen=True):
     @classmethod
     def from_entry(cls, entry: Entry) -> GroupMember:
         """Decode the stored record of a member. If the record is invalid, the result has only the ID."""
-        return StoredMember.from_entry(entry).to_member(member_id(entry.key), entry.created)
+        return StoredMember.from_entry(entry).to_member(parse_member_id(entry.key), entry.created)
 
     def to_bytes(self) -> bytes:
         """Encode this member as bytes for the store."""
         return encode(StoredMember.from_member(self))
 
 
-class Base64(Struct, frozen=True):
+class BytesLabel(Struct, frozen=True):
     """A label whose value is bytes, as it is stored."""
 
     base64: bytes
@@ -73,7 +73,7 @@ class StoredMember(Struct, frozen=True):
     """The stored record of a member. The fields are those of ``GroupMember``."""
 
     weight: Annotated[float, Meta(ge=0.0)] = 1.0
-    labels: Mapping[str, str | Base64] = {}
+    labels: Mapping[str, str | BytesLabel] = {}
     address: str = ""
     host: str = ""
     pid: Whole = 0
@@ -89,7 +89,7 @@ class StoredMember(Struct, frozen=True):
     @classmethod
     def from_member(cls, member: GroupMember) -> StoredMember:
         """Return the record to store for a member."""
-        labels = {key: label if isinstance(label, str) else Base64(label) for key, label in member.labels.items()}
+        labels = {key: label if isinstance(label, str) else BytesLabel(label) for key, label in member.labels.items()}
         return cls(
             member.weight,
             labels,
@@ -148,7 +148,7 @@ _MEMBER: Decoder[StoredMember] = Decoder(StoredMember, "a member of a group")
 _EVICTED: Decoder[EvictionRecord] = Decoder(EvictionRecord, "the mark of an evicted member")
 
 
-def member_id(key: str) -> str:
+def parse_member_id(key: str) -> str:
     """Return the ID of the member with this key."""
     return key.rpartition("/")[2]
 

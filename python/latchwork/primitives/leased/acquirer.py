@@ -65,7 +65,7 @@ class LockAcquirer:
             if deadline.has_passed:
                 raise last_error or WaitTimeout(await self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if last_error is None and await self._core.waits.wait_free(name, deadline, stop):
+            if last_error is None and await self._core.waits.wait_until_free(name, deadline, stop):
                 backoff.reset()
             elif not stop.is_set():
                 await self._sleep(deadline.left_s(pause_s))
@@ -105,7 +105,7 @@ class LockAcquirer:
             only_from: Acquire only locks of the owner with this ID. None for any owner.
         """
         while left := [name for name in names if name not in acquired]:
-            owner = await self._use_owner(call_id)
+            owner = await self._get_or_create_owner(call_id)
             written: dict[str, Entry | UnconfirmedWrite] = {}
             try:
                 await self._table.acquire(left, owner.id, written, only_from=only_from)
@@ -117,14 +117,14 @@ class LockAcquirer:
                 acquired.update(self._record_acquired(owner, written, call_id))
             self._core.lose(owner, "another owner took it over")
 
-    async def _use_owner(self, call_id: object) -> LockOwner:
+    async def _get_or_create_owner(self, call_id: object) -> LockOwner:
         """Return the current owner of this keeper's locks. Create one if there is none.
 
         The owner does not end while the call ``call_id`` uses it.
         """
         while True:
             self._core.lose_if_expired()
-            owner, version = self._state.use_owner(call_id)
+            owner, version = self._state.begin_owner_use(call_id)
             if owner is not None:
                 return owner
             owner = LockOwner(
@@ -139,7 +139,7 @@ class LockAcquirer:
             if self._state.begin_creation(owner, call_id):
                 await self._create_owner(owner)
                 return owner
-            await self._state.changed_since(version, 1.0)  # another thread makes one
+            await self._state.wait_for_change(version, 1.0)  # another thread makes one
 
     async def _create_owner(self, owner: LockOwner) -> None:
         created = False

@@ -124,7 +124,7 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
     table = LockTable(store)
     found = (await table.list_locks(below))[:at_most]
     names = {state.name for state in await read_states(table, found) if state.holder is None}
-    free = [entry for entry in found if table.name_of(entry.key) in names]
+    free = [entry for entry in found if table.get_lock_name(entry.key) in names]
     removed = 0
     for at in range(0, len(free), _TOGETHER):
         removed += await _forget(table.store, free[at : at + _TOGETHER])
@@ -168,7 +168,7 @@ async def read_states(table: LockTable, found: Sequence[Entry]) -> list[LockStat
         if record is not None:
             holder = holders.get(record.owner or "")
             since_s = record.since_s if holder is not None else None
-            states.append(LockState(table.name_of(entry.key), holder, entry.token, since_s))
+            states.append(LockState(table.get_lock_name(entry.key), holder, entry.token, since_s))
     return states
 
 

@@ -231,7 +231,7 @@ class LockKeeper(Startable):
             LockLost: Some had expired or were not held. All others are released.
         """
         self._home.check()
-        found, missing = self._state.find(list(dict.fromkeys(names)))
+        found, missing = self._state.find_held_locks(list(dict.fromkeys(names)))
         await self._core.release_all(found, missing)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
@@ -291,7 +291,7 @@ class LockKeeper(Startable):
 
     def held(self) -> dict[str, HeldLock]:
         """Return the locks that this keeper certainly holds, by name."""
-        return {} if self._home.is_foreign else self._state.held()
+        return {} if self._home.is_foreign else self._state.get_held_locks()
 
     def holds(self, held: HeldLock) -> bool:
         """Return whether a lock of this keeper has not been released. The result stays True if the lock has expired."""
@@ -324,7 +324,7 @@ class LockKeeper(Startable):
         owner = self._state.current
         return owner.lost if owner is not None else Signal()
 
-    def renew_within(self, seconds: float | None) -> None:
+    def set_renewal_ttl(self, seconds: float | None) -> None:
         """Renew the locks more often, as if their TTL were shorter. The TTL itself does not change.
 
         This is for callers that must learn earlier that the server is unreachable. No effect after ``close``.

@@ -88,7 +88,7 @@ class LockWaiters:
         self.recheck([name])
         return partial(self.cancel, name, callback)
 
-    async def wait_free(self, name: str, deadline: Deadline, stop: Signal) -> bool:
+    async def wait_until_free(self, name: str, deadline: Deadline, stop: Signal) -> bool:
         """Wait until a lock looks free, ``stop`` is set, or the deadline has passed.
 
         Returns:
@@ -124,7 +124,7 @@ class LockWaiters:
             [
                 callback
                 for name in names
-                if not self._state.is_ours(name)
+                if not self._state.is_held_or_busy(name)
                 for callback in self._remove_waiters_if_free(name)
             ]
         )
@@ -141,7 +141,7 @@ class LockWaiters:
         """Call the callbacks that wait for locks of dead owners. Return the local clock time of the next check."""
         due = math.inf
         for owner in self.list_blocking_owners():
-            dead_at = self._table.dead_at(owner)
+            dead_at = self._table.find_death_time(owner)
             if dead_at is None:
                 self.recheck_locks_of(owner)
             else:
@@ -174,7 +174,7 @@ class LockWaiters:
         self.recheck(names)  # a first state that came before the mirror was put in its place
 
     def _changed(self, group: _Group, batch: tuple[Change, ...]) -> None:
-        changed = {self._table.name_of(change.key) for change in batch}
+        changed = {self._table.get_lock_name(change.key) for change in batch}
         with self._lock:
             names = [name for name in changed if name in group.waiters] if group.ready else list(group.waiters)
             group.ready = True
@@ -189,7 +189,7 @@ class LockWaiters:
             group = self._groups.get(name.partition("/")[0])
             if group is None or name not in group.waiters or group.mirror is None or not group.ready:
                 return []
-            owner = self._table.blocking_owner(group.mirror.get(self._table.lock_key(name)))
+            owner = self._table.get_blocking_owner(group.mirror.get(self._table.lock_key(name)))
             if owner:
                 self._blocked_by.setdefault(owner, set()).add(name)
             return [] if owner is not None else self._remove_waiters(group, name)

@@ -182,7 +182,7 @@ class KeeperMaintenance:
                 due = self.clock.now() + self.ttl_s / 8
             await Pause(self.clock, self.wake, max(0.0, due - self.clock.now()))
             self.wake.clear()
-        await self.renewals.detach(self.state.current)
+        await self.renewals.detach_from_session(self.state.current)
         await self._remove_ended_owners(end_current=True)
         self.waits.close()
         if self._mirror is not None:

@@ -301,7 +301,7 @@ class OwnerRenewer:
         owner.on_alive_key_removed()
         return False
 
-    async def detach(self, owner: LockOwner | None) -> None:
+    async def detach_from_session(self, owner: LockOwner | None) -> None:
         """Make an owner that holds locks independent of its session, so that its locks expire by their own TTL.
 
         Args:
@@ -310,7 +310,7 @@ class OwnerRenewer:
         if owner is None or owner.session is None or not owner.held or owner.has_ended:
             return
         try:
-            await self._table.detach_owner(owner.id, self._record)
+            await self._table.detach_owner_from_session(owner.id, self._record)
         except LatchworkError as error:
             _log.warning("lock owner %s may end with its session instead of after its TTL: %s", owner.id, error)
 

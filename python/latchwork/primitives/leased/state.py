@@ -56,7 +56,7 @@ class KeeperState:
         if self._is_closed:
             raise Closed("the lock keeper was closed; create another one")
 
-    def changed_since(self, version: int, timeout_s: float) -> Step[bool]:
+    def wait_for_change(self, version: int, timeout_s: float) -> Step[bool]:
         """Return an awaitable that waits until another call has created an owner or failed, or the keeper was
         closed.
         """
@@ -64,11 +64,11 @@ class KeeperState:
 
     # Owners
 
-    def use_owner(self, call_id: object) -> tuple[LockOwner | None, int]:
+    def begin_owner_use(self, call_id: object) -> tuple[LockOwner | None, int]:
         """Return the current owner, so that it does not end while the caller uses it.
 
         Returns:
-            The owner, or None if there is no valid one, and the version to pass to ``changed_since``.
+            The owner, or None if there is no valid one, and the version to pass to ``wait_for_change``.
         """
         with self._changed.mutex:
             self.check_open()
@@ -148,13 +148,13 @@ class KeeperState:
 
     # Holds
 
-    def held(self) -> dict[str, HeldLock]:
+    def get_held_locks(self) -> dict[str, HeldLock]:
         """Return the locks that are certainly held, by name."""
         with self._changed.mutex:
             owner = self.current
             return dict(owner.held) if owner is not None and not owner.has_ended else {}
 
-    def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
+    def find_held_locks(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
         """Find held locks by name, including lost ones.
 
         Returns:
@@ -171,7 +171,7 @@ class KeeperState:
         """
         with self._changed.mutex:
             self.check_open()
-            claimed = [name for name in names if not self._is_ours(name)]
+            claimed = [name for name in names if not self._is_held_or_busy(name)]
             self._busy.update(dict.fromkeys(claimed, call_id))
             return claimed
 
@@ -183,10 +183,10 @@ class KeeperState:
                 del self._busy[name]
             return claimed
 
-    def is_ours(self, name: str) -> bool:
+    def is_held_or_busy(self, name: str) -> bool:
         """Return whether this keeper holds a lock, or a call is writing it now."""
         with self._changed.mutex:
-            return self._is_ours(name)
+            return self._is_held_or_busy(name)
 
     def find_busy(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that a call of this process is writing now."""
@@ -256,7 +256,7 @@ class KeeperState:
         with self._changed.mutex:
             if self._unconfirmed.get(name) is not write or name in self._busy:
                 return None
-            if self._is_ours(name):  # taken again since: the doubtful write can land no more
+            if self._is_held_or_busy(name):  # taken again since: the doubtful write can land no more
                 del self._unconfirmed[name]
                 return None
             self._busy[name] = call_id
@@ -285,6 +285,6 @@ class KeeperState:
         owners = [owner for owner in (self.current, *self._ended) if owner is not None]
         return [held for owner in owners for held in owner.held.values()]
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_held_or_busy(self, name: str) -> bool:
         owner = self.current
         return name in self._busy or (owner is not None and name in owner.held and not owner.has_ended)

@@ -64,7 +64,7 @@ class LockTable:
         """Return the key of the lock with this name."""
         return f"{LOCKS}/{name}"
 
-    def name_of(self, key: str) -> str:
+    def get_lock_name(self, key: str) -> str:
         """Return the name of the lock with this key."""
         return key[len(LOCKS) + 1 :]
 
@@ -114,7 +114,7 @@ class LockTable:
         with self._lock:
             return self._observations.find(owner)
 
-    def blocking_owner(self, entry: Entry | None) -> str | None:
+    def get_blocking_owner(self, entry: Entry | None) -> str | None:
         """Return the ID of the owner that prevents acquiring a lock.
 
         Args:
@@ -125,9 +125,9 @@ class LockTable:
         record = LockRecord.decode(entry.value) if entry is not None else LockRecord(None)
         if record is None or record.owner is None:
             return "" if record is None else None
-        return record.owner if self.dead_at(record.owner) is not None else None
+        return record.owner if self.find_death_time(record.owner) is not None else None
 
-    def dead_at(self, owner: str) -> float | None:
+    def find_death_time(self, owner: str) -> float | None:
         """Return the local clock time at which an owner counts as dead if it is not renewed before.
 
         Returns:
@@ -391,16 +391,17 @@ class LockTable:
             A future of the local time at which the request was sent.
         """
         sent_at = self.store.clock.now()
-        written = self.store.start_call("commit", [Exists(self.owner_key(owner))], self._detaching_ops(owner, record))
+        checks, ops = [Exists(self.owner_key(owner))], self._build_detach_ops(owner, record)
+        written = self.store.start_call("commit", checks, ops)
         return then(written, lambda _written: sent_at)
 
-    async def detach_owner(self, owner: str, record: OwnerRecord) -> None:
+    async def detach_owner_from_session(self, owner: str, record: OwnerRecord) -> None:
         """Rewrite the record of an owner and delete its alive key, so that it no longer depends on its session. Wait
         for the result.
         """
-        await ask(self.store.commit, [Exists(self.owner_key(owner))], self._detaching_ops(owner, record))
+        await ask(self.store.commit, [Exists(self.owner_key(owner))], self._build_detach_ops(owner, record))
 
-    def _detaching_ops(self, owner: str, record: OwnerRecord) -> list[Op]:
+    def _build_detach_ops(self, owner: str, record: OwnerRecord) -> list[Op]:
         return [Put(self.owner_key(owner), record.to_bytes()), Delete(self.alive_key(owner))]
 
     async def renew_other(self, owner: str) -> None:
@@ -414,12 +415,12 @@ class LockTable:
             if record is None:
                 return  # no client considers it dead
             with contextlib.suppress(Conflict):  # it renews itself, or was removed just now
-                await ask(self.store.commit, [At(entry)], self._detaching_ops(owner, replace(record, session="")))
+                await ask(self.store.commit, [At(entry)], self._build_detach_ops(owner, replace(record, session="")))
                 return
 
     async def list_locks_of_owner(self, owner: str) -> list[str]:
         """Return the names of the locks that an owner holds, sorted. Not a snapshot."""
-        return [self.name_of(entry.key) for entry in await self.list_locks() if get_owner(entry) == owner]
+        return [self.get_lock_name(entry.key) for entry in await self.list_locks() if get_owner(entry) == owner]
 
     async def list_locks(self, below: str = "") -> list[Entry]:
         """Return the entries of all locks below a name, sorted by key. Not a snapshot.

@@ -114,7 +114,7 @@ class PermitAges:
         self._permits, self._incarnation = permits, incarnation
         self._age(now)
 
-    def wait_s(self, count: int, now: float) -> float:
+    def get_wait_s(self, count: int, now: float) -> float:
         """Return how many seconds to wait before ``count`` permits may be taken, if no other client takes any. 0 means
         now.
         """
@@ -294,7 +294,7 @@ class RateLimiter(Closable):
             entry = await self._read()
             permits = self._record_permits(entry)
             with self._lock:
-                wait_s = self._window.wait_s(count, clock.now())
+                wait_s = self._window.get_wait_s(count, clock.now())
             if wait_s > 0.0:
                 return wait_s
             sent_at = clock.now()

@@ -92,7 +92,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class UnconfirmedChange:
     """A change whose outcome is unknown.
 
     Attributes:
@@ -106,7 +106,7 @@ class Attempt:
     error: LatchworkError
 
 
-def was_applied(attempt: Attempt, current: Reading, nonce: str) -> bool | None:
+def was_applied(attempt: UnconfirmedChange, current: Reading, nonce: str) -> bool | None:
     """Return whether an earlier change of the number was applied, judged by a later reading. Return None if that is
     unknown.
 
@@ -240,7 +240,7 @@ class _NumberChange:
         self._ops = ops
         self._guess = guess
         self._nonce = uuid.uuid4().hex[:12]
-        self._unknown: Attempt | None = None
+        self._unknown: UnconfirmedChange | None = None
         self._refused: tuple[Hashable, Conflict] | None = None
 
     async def try_once(self) -> bool:
@@ -265,7 +265,7 @@ class _NumberChange:
             self._refused = (current.version, error)
             return False
         except OutcomeUnknown as error:
-            self._unknown = Attempt(current, after, error)
+            self._unknown = UnconfirmedChange(current, after, error)
             return False
         self.result = after
         return True
