@@ -81,7 +81,7 @@ def fill(database, attempts):
             waits = {"type": "dependent", "params": {"on": {"workflow": f"flow-{number // 2}", "window": "today"}}}
             tasks = [*map(shell, range(TASKS)), *([{"name": "waits", **waits}] if number else [])]
             found = check_definition({"name": f"flow-{number}", "tasks": tasks}, types)
-            codes.append(definitions.save(connection, found, shards=4).code)
+            codes.append(definitions.save_definition(connection, found, shards=4).code)
     assert codes == list(range(codes[0], codes[0] + WORKFLOWS))
     values = {"now": time.time(), "runs": attempts // TASKS, "code": codes[0]}
     for first in range(1, values["runs"] + 1, BATCH):
@@ -104,7 +104,9 @@ def fill_more(connection, code, runs):
         connection.execute(sa.text("SELECT setval('task_id_seq', :last)"), {"last": (runs + 1) * TASKS})
     for _ in range(BACKFILLS):
         moments = [86_400.0 * each for each in range(DATES)]
-        number = backfills.create(connection, {**same, **kinds}, moments, {**same, "params": {}, "priority": 2})
+        number = backfills.create_backfill(
+            connection, {**same, **kinds}, moments, {**same, "params": {}, "priority": 2}
+        )
         half = sa.and_(workflow_run.c.backfill == number, workflow_run.c.schedule_time < 86_400.0 * DATES / 2)
         connection.execute(sa.update(workflow_run).where(half).values(state="success", active=False))
     element = {"run_id": runs // 2, "name": "t3", "round": 1, "state": "success", "n": 1, "changed_at": now}
@@ -114,8 +116,8 @@ def fill_more(connection, code, runs):
 def command_of(database):
     """Add a start command that was executed, and pools, which also have pages."""
     with database.write() as connection:
-        pools.save(connection, PoolSettings(name="bench", size=3))
-        pools.save(connection, PoolSettings(name="@default", size=1000))
+        pools.save_pool(connection, PoolSettings(name="bench", size=3))
+        pools.save_pool(connection, PoolSettings(name="@default", size=1000))
         found = connection.execute(sa.select(command.c.id).limit(1)).scalar()
         if found is None:
             code = connection.execute(sa.select(sa.func.min(definition.c.code))).scalar_one()

@@ -415,7 +415,7 @@ def test_a_submitter_that_dies_between_look_and_claim_has_nothing_begun(pool, st
     meanwhile(taking, monkeypatch, pool._submitter._session.session.close)
     hooks, backlog = hooks_of(taking)
     with closing(backlog):
-        assert backlog.try_take(["any"], extra=hooks.claim_extras, on_refused=hooks.on_claim_refused) == []
+        assert backlog.try_take(["any"], extra=hooks.build_claim_ops, on_refused=hooks.on_claim_refused) == []
     assert len(hooks.pop_departed()) == 1
 
 

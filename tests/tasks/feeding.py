@@ -51,7 +51,7 @@ class System(WorkerHooks):
     def should_claim(self, item):
         return self.accepts is None or self.accepts(item)
 
-    def claim_extras(self, item):
+    def build_claim_ops(self, item):
         owner = json.loads(item.value)["owner"] if item.value else ""  # a large value is not in the item
         return ([Exists(f"owners/{owner}")] if owner else []), []
 

@@ -42,7 +42,7 @@ def test_a_node_takes_one_item_at_a_time_that_came_back_from_nodes_that_died():
     first, second = item("a", SUSPECT), item("b", SUSPECT)
     chosen.begin_search()
     assert chosen.should_claim(first)
-    chosen.claim_extras(first)
+    chosen.build_claim_ops(first)
     assert not chosen.should_claim(second)
     chosen.on_claimed(item("a", SUSPECT + 1))
     chosen.begin_search()
@@ -61,7 +61,7 @@ def test_an_item_that_was_given_back_with_a_reason_is_taken_with_others():
 def test_a_suspect_that_another_node_was_faster_to_take_keeps_us_from_no_other():
     chosen = choosing()
     chosen.begin_search()
-    chosen.claim_extras(item("a", SUSPECT))
+    chosen.build_claim_ops(item("a", SUSPECT))
     chosen.begin_search()
     assert chosen.should_claim(item("b", SUSPECT))
 

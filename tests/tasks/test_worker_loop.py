@@ -189,12 +189,12 @@ def test_a_record_that_nobody_of_us_wrote_is_one_dead_letter_and_no_more(store):
     put(store, examples.square, 2, id="fine")
     put(store, examples.square, 2, id="broken", broken=True)
     with Node(store, max_attempts=2) as node:
-        node.system.claim_extras = lambda item: ((), ())
+        node.system.build_claim_ops = lambda item: ((), ())
         assert result_of(store, "fine").result(PAYLOADS) == 4
         eventually(lambda: {letter.id for letter in WorkQueue(store, "work").dead_letters()} == {"junk", "broken"})
 
 
-@pytest.mark.parametrize("hook", ["should_claim", "claim_extras", "on_claim_refused"])
+@pytest.mark.parametrize("hook", ["should_claim", "build_claim_ops", "on_claim_refused"])
 def test_a_hook_that_raises_for_one_item_keeps_the_node_from_no_other(store, hook):
     put(store, examples.square, 1, id="bad", shelf="s0", owner="gone")
     put(store, examples.square, 2, id="fine")

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from latchwork_testkit.postgres import PostgresServer, find_postgres
 from latchwork_workflows.db import Database
-from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.db.migrations import upgrade_schema
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.secrets import Secrets
 from missing import found_or_skipped
@@ -71,7 +71,7 @@ def empty_on_postgres(postgres):
 @pytest.fixture
 def database(database_url):
     database = Database(database_url)
-    upgrade(database)
+    upgrade_schema(database)
     yield database
     database.close()
 

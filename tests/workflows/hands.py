@@ -132,7 +132,7 @@ class Stage:
 
     def apply(self, checked_, **options):
         with self.database.write() as connection:
-            return definitions.save(connection, checked_, shards=1, **options)
+            return definitions.save_definition(connection, checked_, shards=1, **options)
 
     def send(self, kind, run_id=None, *, on=0, **args):
         with self.database.write() as connection:
@@ -154,7 +154,7 @@ class Stage:
 
     def known(self, run_id):
         with self.database.read() as connection:
-            return runs.load(connection, [run_id])[run_id].known
+            return runs.load_runs(connection, [run_id])[run_id].known
 
     def state(self, run_id):
         return self.known(run_id).state.value
@@ -164,7 +164,7 @@ class Stage:
 
     def rows(self, run_id):
         with self.database.read() as connection:
-            return dict(runs.load(connection, [run_id])[run_id].ids)
+            return dict(runs.load_runs(connection, [run_id])[run_id].ids)
 
     def result(self, **fields):
         given = {"outcome": Outcome.SUCCESS, "claim": 1, "worker": "w", "host": "h", "started_at": 1.0, "ended_at": 2.0}

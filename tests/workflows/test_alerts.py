@@ -93,8 +93,8 @@ def test_the_same_end_written_again_is_one_alert(stage):
         ended(stage, hand)
         stage.until(run, "failure")
     with stage.database.write() as connection:
-        stored = runs.load(connection, [run])[run]
-        said = definitions.load(connection, version.code, version.number)
+        stored = runs.load_runs(connection, [run])[run]
+        said = definitions.load_definition(connection, version.code, version.number)
         for now in (1.0, 2.0):
             create_run_alert(connection, said, stored, stored.known, Fact("failure"), now=now)
     assert len(alerts(stage)) == 1

@@ -235,7 +235,7 @@ def test_a_long_backfill_is_led_on_in_several_transactions(stage, client):
 
 def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkeypatch):
     stage.apply(a_workflow(tasks=ONE_TASK))
-    save, times = rows.save, set()
+    save, times = rows.save_run, set()
 
     def refusing(connection, before, *given, **more):
         times.add(before.schedule_time)
@@ -244,7 +244,7 @@ def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkey
         return save(connection, before, *given, **more)
 
     with stage.master():
-        monkeypatch.setattr(rows, "save", refusing)
+        monkeypatch.setattr(rows, "save_run", refusing)
         found = client.backfills.start("flow", OCTOBER, dry_run=True).wait(60)
     assert found.counts == {"success": 2, "failure": 1}
     assert found.state is BackfillState.FAILURE
@@ -388,4 +388,4 @@ def test_a_backfill_of_another_shard_is_not_there(stage, begun):
     with stage.master():
         number = begin()
     with stage.database.read() as connection:
-        assert backfills.load(connection, number, shard=1) is None
+        assert backfills.load_backfill(connection, number, shard=1) is None

@@ -168,11 +168,11 @@ def test_what_is_too_old_is_deleted_and_what_is_not_stays(stage):
             "a" * 64: result_cache_db.CacheEntry(1, 1.0, 50.0, {}),
             "b" * 64: result_cache_db.CacheEntry(1, 1.0, 150.0, {}),
         }
-        result_cache_db.save(connection, made)
+        result_cache_db.save_cache_entries(connection, made)
     gone = Cleanup(stage.database, None, now=lambda: 100.0).run()
     assert gone.outputs == 1
     with stage.database.read() as connection:
-        assert list(result_cache_db.find(connection, made)) == ["b" * 64]
+        assert list(result_cache_db.find_cache_entries(connection, made)) == ["b" * 64]
 
 
 # Keys

@@ -27,8 +27,8 @@ def full(database_url):
     initialize(made, shards=2)
     with made.write() as connection:
         schedule = {"cron": "0 3 * * *", "tz": "Europe/Berlin"}
-        found = definitions.save(connection, a_workflow("nightly", schedule=schedule), shards=2)
-        definitions.save(connection, a_workflow("off", project="billing"), shards=2, online=False)
+        found = definitions.save_definition(connection, a_workflow("nightly", schedule=schedule), shards=2)
+        definitions.save_definition(connection, a_workflow("off", project="billing"), shards=2, online=False)
         connection.execute(sa.update(tables.schedule).where(tables.schedule.c.code == found.code).values(enabled=False))
         connection.execute(sa.insert(tables.parameter).values(project="", name="bucket", value={"a": [1, None]}))
         connection.execute(sa.insert(tables.environment).values(project="", name="test", variables={"X": "on"}))

@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db import Database, ShardGuard, pools, related_runs
 from latchwork_workflows.db.database import DatabaseUnavailable, FairLock
-from latchwork_workflows.db.migrations import needs_upgrade, upgrade, versions
+from latchwork_workflows.db.migrations import needs_upgrade, upgrade_schema, versions
 from latchwork_workflows.db.tables import about, metadata, shard, workflow_run
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
@@ -34,12 +34,12 @@ def test_the_migrations_make_the_tables(database):
         for name in ("revision", "down_revision")
     )
     (newest,) = made - before  # one after the other, whatever their numbers
-    assert upgrade(database) == newest
+    assert upgrade_schema(database) == newest
 
 
 def test_several_that_start_at_once_make_the_tables_once(database_url):
     databases = [Database(database_url) for _ in range(4)]
-    threads = [threading.Thread(target=upgrade, args=(each,)) for each in databases]
+    threads = [threading.Thread(target=upgrade_schema, args=(each,)) for each in databases]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -53,7 +53,7 @@ def test_a_schema_of_a_later_version_is_refused(database):
     with database.write() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(SchemaTooNew, match="revision 9999"):
-        upgrade(database)
+        upgrade_schema(database)
     with pytest.raises(SchemaTooNew, match="revision 9999"):
         needs_upgrade(database)
 
@@ -158,7 +158,7 @@ def test_a_database_file_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "flows.db").mkdir()
     database = Database(f"sqlite:///{tmp_path}/flows.db")
     with pytest.raises(DatabaseUnavailable, match="unable to open"):
-        upgrade(database)
+        upgrade_schema(database)
 
 
 def test_ids_and_tokens_have_64_bits(shards):

@@ -110,8 +110,8 @@ def test_a_fire_that_somebody_has_written_is_not_started_again(stage):
     version = scheduled(stage)
     with stage.database.write() as connection:
         found = schedules.load_schedules(connection, 0)[0]
-        assert schedules.start_fire(connection, found, NOON + 600) is not None
-        assert schedules.start_fire(connection, found, NOON + 600) is None
+        assert schedules.start_scheduled_run(connection, found, NOON + 600) is not None
+        assert schedules.start_scheduled_run(connection, found, NOON + 600) is None
     assert stage.count(fire) == 1
     assert version.number == 1
 

@@ -48,7 +48,7 @@ def waits(workflow="a.payroll", project="b"):
 def let(stage, role, grantee="b"):
     """Project `a` lets another use it."""
     with stage.database.write() as connection:
-        grants.save(connection, Grant(project="a", grantee=grantee, role=role.label))
+        grants.save_grant(connection, Grant(project="a", grantee=grantee, role=role.label))
 
 
 def errors(stage):
@@ -131,7 +131,7 @@ def test_a_grant_that_ends_ends_the_recovery_of_runs_that_it_allowed(stage):
         hand.end(hand.wait("out"), Outcome.FAILURE)
         stage.until(made, "failure")
         with stage.database.write() as connection:
-            assert grants.remove(connection, "a", "b")
+            assert grants.remove_grant(connection, "a", "b")
         stage.send("recover", made)
         eventually(lambda: any("does not let" in each for each in errors(stage)))
         stage.until(made, "failure")
@@ -203,7 +203,7 @@ def test_nobody_is_told_of_runs_that_a_dependent_may_not_see(stage, client):
         stage.until(run, "success")
     assert "a.payroll" not in client.runs.explain(made).tasks["look"]
     with stage.database.write() as connection:
-        grants.remove(connection, "a", "b")
+        grants.remove_grant(connection, "a", "b")
     assert "a.payroll" in client.runs.explain(made).tasks["look"]
 
 

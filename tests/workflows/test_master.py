@@ -74,15 +74,15 @@ def test_a_task_that_nobody_can_be_given_fails_with_the_reason(stage):
 def test_a_result_that_nobody_could_have_written_ends_its_attempt_and_strange_keys_go(stage):
     version = stage.apply(a_workflow())
     hand = stage.hand()
-    stage.store.put(f"{stage.keys.results_of(0)}/nonsense", b"x")
-    stage.store.put(f"{stage.keys.results_of(0)}/999.1", b"x")
+    stage.store.put(f"{stage.keys.results_prefix(0)}/nonsense", b"x")
+    stage.store.put(f"{stage.keys.results_prefix(0)}/999.1", b"x")
     with stage.master():
         made = stage.start(version)
         claim = hand.wait("a")
         row = stage.rows(made)["a"]
         claim.ack(ops=[Create(stage.keys.result(0, format_attempt_key(row, 1)), b"\xff")])
         stage.until(made, "failure")
-        eventually(lambda: stage.store.list(stage.keys.results_of(0)) == [])
+        eventually(lambda: stage.store.list(stage.keys.results_prefix(0)) == [])
     assert any("cannot be read" in (error or "") for *_, error in stage.attempts())
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_raises_fails_and_its_shard_goes_on(stage, monkeypatch):
 
 def test_a_row_that_the_database_refuses_ends_its_run_and_not_its_shard(stage, monkeypatch):
     version = stage.apply(a_workflow())
-    hand, save = stage.hand(), runs.save
+    hand, save = stage.hand(), runs.save_run
     with stage.master():
         sick, well = stage.start(version), stage.start(version)
         found = {}
@@ -118,7 +118,7 @@ def test_a_row_that_the_database_refuses_ends_its_run_and_not_its_shard(stage, m
                 connection.execute(sa.text("INSERT INTO shard (id) VALUES (0)"))
             return save(connection, before, after, now, **more)
 
-        monkeypatch.setattr(runs, "save", refuse)
+        monkeypatch.setattr(runs, "save_run", refuse)
         for claim in found.values():
             hand.end(claim, outputs={"rows": 1})
         stage.until(sick, "failure")

@@ -44,11 +44,11 @@ def on_advance(fault, bad, rows):
 
 
 def on_write(fault, bad, rows):
-    fault.at(runs, "save", lambda connection, before, *_: before.id == bad)
+    fault.at(runs, "save_run", lambda connection, before, *_: before.id == bad)
 
 
 def on_history(fault, bad, rows):
-    fault.at(attempts, "save", lambda connection, saved, *_: any(each.task in rows for each in saved))
+    fault.at(attempts, "save_attempts", lambda connection, saved, *_: any(each.task in rows for each in saved))
 
 
 def on_prepare(fault, bad, rows):
@@ -153,7 +153,7 @@ def test_an_error_of_the_database_in_a_careful_turn_ends_no_run(stage, monkeypat
         stage.until_task(bad, a="running")
         full = sa.exc.OperationalError("INSERT", {}, Exception("database or disk is full"))
         fault = Fault(monkeypatch, RuntimeError("a defect"), left=3)
-        save = runs.save
+        save = runs.save_run
 
         def injected(connection, before, *args, **kwargs):
             if before.id == bad and fault.hits < 3:
@@ -161,7 +161,7 @@ def test_an_error_of_the_database_in_a_careful_turn_ends_no_run(stage, monkeypat
                 raise fault.error if fault.hits == 1 else full
             return save(connection, before, *args, **kwargs)
 
-        monkeypatch.setattr(runs, "save", injected)
+        monkeypatch.setattr(runs, "save_run", injected)
         ends(stage, hand, bad, claims[bad])
         ends(stage, hand, good, claims[good])
     assert fault.hits == 3
@@ -256,7 +256,7 @@ def test_a_start_that_cannot_be_made_is_refused_and_leaves_no_run(stage, monkeyp
             for each in (bad, good)
         ]
     fault = Fault(monkeypatch, OverflowError("too large"))
-    fault.at(runs, "save", lambda connection, before, *_: before.code == bad.code)
+    fault.at(runs, "save_run", lambda connection, before, *_: before.code == bad.code)
     with stage.master():
         made = eventually(lambda: stage.command(asked[1]).run_id)
         ends(stage, hand, made, taken(hand, made)[made])
@@ -275,7 +275,9 @@ def test_a_schedule_that_cannot_be_computed_or_started_holds_up_no_other(stage, 
     computed = Fault(monkeypatch, OverflowError("too large"))
     computed.at(ScheduleRow, "get_next_fire", lambda self, now: self.code == broken)
     started = Fault(monkeypatch, OverflowError("too large"))
-    started.at("latchwork_workflows.db.schedules", "start_fire", lambda connection, row, _: row.code == refused)
+    started.at(
+        "latchwork_workflows.db.schedules", "start_scheduled_run", lambda connection, row, _: row.code == refused
+    )
     with stage.master(now=lambda: at + 61, poll_s=0.02) as run:
         eventually(lambda: stage.runs() == 1)
         turns = run.turns

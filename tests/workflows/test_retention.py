@@ -108,7 +108,7 @@ def flow(past):
 
 def apply(past, name, **fields):
     with past.database.write() as connection:
-        return definitions.save(connection, a_workflow(name, **fields), shards=2).code
+        return definitions.save_definition(connection, a_workflow(name, **fields), shards=2).code
 
 
 def test_old_runs_go_with_tasks_attempts_timeline_and_logs_and_what_people_did_stays(past, flow):

@@ -60,14 +60,14 @@ def test_a_workflow_of_the_same_name_in_another_project_closes_no_ring(client):
 
 def test_of_two_that_are_written_at_once_and_start_each_other_one_is_refused(stage, monkeypatch):
     """Neither is there when the other looks, unless one of them waits."""
-    both, write = threading.Barrier(2), definitions.save
+    both, write = threading.Barrier(2), definitions.save_definition
 
     def slowly(*args, **kwargs):
         with suppress(threading.BrokenBarrierError):
             both.wait(1.0)  # both have looked for rings: the race is lost
         return write(*args, **kwargs)
 
-    monkeypatch.setattr(definitions, "save", slowly)
+    monkeypatch.setattr(definitions, "save_definition", slowly)
     ends = []
 
     def work(name, other):

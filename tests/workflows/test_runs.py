@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db import Database, definitions, overview, runs
-from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.db.migrations import upgrade_schema
 from latchwork_workflows.db.tables import definition_version, event, schedule
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.model.definition import Definition, build_plan
@@ -30,7 +30,7 @@ PLAN = build_plan(nightly.definition, nightly.order)
 
 def applied(database, checked=CHECKED):
     with database.write() as connection:
-        return definitions.save(connection, checked, shards=4)
+        return definitions.save_definition(connection, checked, shards=4)
 
 
 def changed(**fields):
@@ -43,15 +43,15 @@ def test_a_version_is_written_when_it_differs_and_never_changed(database):
     second = applied(database, changed(description="another"))
     assert (second.code, second.number, second.is_new) == (first.code, 2, True)
     with database.read() as connection:
-        assert definitions.find(connection, "nightly") == (first.code, 2, True, "default")
-        assert definitions.find(connection, "default.nightly") == (first.code, 2, True, "default")
-        assert definitions.load(connection, first.code, 1) == nightly.definition
-        assert definitions.load(connection, first.code, 2).description == "another"
+        assert definitions.find_workflow(connection, "nightly") == (first.code, 2, True, "default")
+        assert definitions.find_workflow(connection, "default.nightly") == (first.code, 2, True, "default")
+        assert definitions.load_definition(connection, first.code, 1) == nightly.definition
+        assert definitions.load_definition(connection, first.code, 2).description == "another"
         assert connection.execute(sa.select(sa.func.count()).select_from(definition_version)).scalar() == 2
         with pytest.raises(UnknownWorkflow, match="'hourly'"):
-            definitions.find(connection, "hourly")
+            definitions.find_workflow(connection, "hourly")
         with pytest.raises(UnknownWorkflow, match="no version 3"):
-            definitions.load(connection, first.code, 3)
+            definitions.load_definition(connection, first.code, 3)
 
 
 def test_a_schedule_owes_nothing_from_before_it_was_applied_and_goes_with_its_version(database):
@@ -71,7 +71,7 @@ def test_a_schedule_owes_nothing_from_before_it_was_applied_and_goes_with_its_ve
 def test_a_run_is_read_as_it_was_written_after_each_event(database):
     version = applied(database)
     with database.write() as connection:
-        made = runs.create(
+        made = runs.create_run(
             connection, 2, version.code, 1, params={"day": "x"}, schedule_time=5.0, created_at=1.0, priority="high"
         )
     story = [
@@ -87,12 +87,12 @@ def test_a_run_is_read_as_it_was_written_after_each_event(database):
     for turn, events in enumerate(story):
         now = 100.0 * (turn + 1)
         with database.write() as connection:
-            before = runs.load(connection, [made])[made]
+            before = runs.load_runs(connection, [made])[made]
             after = advance(PLAN, before.known, events, now)
             outputs = {each.task: {"rows": turn} for each in events if isinstance(each, Ended)}
-            runs.save(connection, before, after, now, outputs=outputs, queue_keys={"extract": "default/1"})
+            runs.save_run(connection, before, after, now, outputs=outputs, queue_keys={"extract": "default/1"})
         with database.read() as connection:
-            found = runs.load(connection, [made])[made]
+            found = runs.load_runs(connection, [made])[made]
         assert found.known == type(after)(**{**{name: getattr(after, name) for name in after.__slots__}, "facts": ()})
         assert found.priority == 1
         assert found.params == {"day": "x"}
@@ -112,22 +112,24 @@ def test_active_runs_and_those_that_are_due_are_found(database):
     ids = []
     for shard in (0, 0, 1):
         with database.write() as connection:
-            ids.append(runs.create(connection, shard, version.code, 1, params={}, schedule_time=0.0, created_at=0.0))
-            before = runs.load(connection, [ids[-1]])[ids[-1]]
+            ids.append(
+                runs.create_run(connection, shard, version.code, 1, params={}, schedule_time=0.0, created_at=0.0)
+            )
+            before = runs.load_runs(connection, [ids[-1]])[ids[-1]]
             started = advance(PLAN, before.known, [Start()], 100.0)
             failed = advance(PLAN, started, [Claimed("extract", 1), Ended("extract", 1, Outcome.FAILURE)], 100.0)
-            runs.save(connection, before, failed, 100.0)
+            runs.save_run(connection, before, failed, 100.0)
     with database.read() as connection:
         assert runs.list_active_runs(connection, 0) == ids[:2]
         assert runs.list_due_runs(connection, 0, 129.0) == []
         assert runs.list_due_runs(connection, 0, 130.0) == ids[:2]
-        assert runs.load(connection, [999]) == {}
+        assert runs.load_runs(connection, [999]) == {}
     with database.write() as connection:
-        before = runs.load(connection, [ids[0]])[ids[0]]
+        before = runs.load_runs(connection, [ids[0]])[ids[0]]
         over = advance(PLAN, before.known, [Pause()], 131.0)
         assert over.state is RunState.PAUSED
         assert over.tasks["extract"].state is TaskState.RETRY_WAIT
-        runs.save(connection, before, over, 131.0)
+        runs.save_run(connection, before, over, 131.0)
     with database.read() as connection:
         assert runs.list_active_runs(connection, 0) == ids[1:2]
         assert runs.list_due_runs(connection, 0, 200.0) == ids[1:2]
@@ -138,7 +140,7 @@ def test_active_runs_and_those_that_are_due_are_found(database):
 def test_who_looks_for_active_runs_reads_no_others(tmp_path):
     """SQLite takes a partial index only for the very words of the index: a scan would grow with the history."""
     database = Database(f"sqlite:///{tmp_path}/flows.db")
-    upgrade(database)
+    upgrade_schema(database)
     asked = []
     sa.event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append(args[2:4]))
     with database.read() as connection:

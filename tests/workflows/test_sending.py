@@ -5,7 +5,7 @@ import pytest
 from latchwork.types import At
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import ItemName
-from latchwork_workflows.master.dispatcher import Dispatcher, QueuePlace, TaskItem
+from latchwork_workflows.master.dispatcher import Dispatcher, ItemPosition, TaskItem
 from workflows.hands import Hand
 
 
@@ -19,7 +19,7 @@ def owner(stage):
 
 
 def parcel(task, n=1, value=b"{}", body=None):
-    return TaskItem(QueuePlace("default", "s1", ItemName(task, n, 0)), value, body)
+    return TaskItem(ItemPosition("default", "s1", ItemName(task, n, 0)), value, body)
 
 
 def free(stage):

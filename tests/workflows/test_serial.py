@@ -188,7 +188,7 @@ def test_a_run_that_waits_and_that_no_version_can_start_fails_and_not_its_shard(
     def refuse(*_of):
         raise ValueError("from another time")
 
-    monkeypatch.setattr(definitions, "load", refuse)
+    monkeypatch.setattr(definitions, "load_definition", refuse)
     with stage.master(poll_s=0.2, plans=VersionCache()):
         stage.until(second, "failure")
 

@@ -327,7 +327,7 @@ def test_what_cannot_be_stored_is_refused_by_its_field(client, stage):
 def test_a_project_takes_no_more_than_so_many(client, stage):
     with stage.database.write() as connection:
         for number in range(500):
-            settings.save(connection, "parameter", "", f"p{number}", {"value": 1})
+            settings.save_setting(connection, "parameter", "", f"p{number}", {"value": 1})
     client.parameters.set("p1", 2)
     with pytest.raises(WrongState, match="all projects has 500 parameters"):
         client.parameters.set("more", 1)

@@ -251,14 +251,14 @@ def test_a_defect_of_the_parent_ends_its_child(stage, monkeypatch):
         stage.until_task(inner, a="running")
         code = stage_code(stage, "parent")
         broken = run._tools.plans._known.pop((code, 1))
-        load = definitions.load
+        load = definitions.load_definition
 
         def refuse(connection, of, version):
             if of == code:
                 raise ValueError("from another time")
             return load(connection, of, version)
 
-        monkeypatch.setattr(definitions, "load", refuse)
+        monkeypatch.setattr(definitions, "load_definition", refuse)
         assert broken.number == 1
         stage.send("wake", made)  # it is read, which fails
         stage.until(made, "failure")
@@ -270,4 +270,4 @@ def test_a_defect_of_the_parent_ends_its_child(stage, monkeypatch):
 
 def stage_code(stage, name):
     with stage.database.read() as connection:
-        return definitions.find(connection, name)[0]
+        return definitions.find_workflow(connection, name)[0]

@@ -22,14 +22,14 @@ def test_worker_says_as_which_users_it_runs_tasks(monkeypatch, uid, allowed, sai
 @pytest.mark.parametrize(("uid", "allowed", "is_root"), [(0, (), True), (0, ("etl",), False), (65534, (), False)])
 def test_tasks_without_a_tenant_run_as_root_only_without_a_list(monkeypatch, uid, allowed, is_root):
     monkeypatch.setattr(preparation.os, "geteuid", lambda: uid)
-    found = preparation.runs_as_root(allowed)
+    found = preparation.is_unrestricted_root(allowed)
     monkeypatch.undo()
     assert found is is_root
 
 
 @pytest.mark.parametrize("is_root", [True, False])
 def test_worker_that_is_root_without_a_list_warns_once_at_its_start(tmp_path, monkeypatch, caplog, is_root):
-    monkeypatch.setattr(worker_module, "runs_as_root", lambda allowed: is_root and not allowed)
+    monkeypatch.setattr(worker_module, "is_unrestricted_root", lambda allowed: is_root and not allowed)
     monkeypatch.setattr(Worker, "_run_sessions", lambda _: None)  # joins nothing
     with latchwork.connect("memory://tenants") as store:
         worker = Worker(store, logs=open_logs(tmp_path / "logs"), options=WorkerOptions(work_dir=tmp_path / "work"))

@@ -37,7 +37,7 @@ def sh(name, script, *after, **more):
     return {"name": name, "type": "shell", "params": {"script": script}, "after": list(after), **more}
 
 
-def results_of(stage):
+def results_prefix(stage):
     with stage.database.read() as connection:
         chosen = sa.select(task.c.name, attempt).join(attempt, attempt.c.task == task.c.id)
         return {(row.name, row.n): row for row in connection.execute(chosen)}
@@ -57,7 +57,7 @@ def test_workflow_runs_on_outputs_flow_and_its_logs_are_found_by_its_history(sta
         made = stage.start(version)
         stage.until(made, "success")
     assert (tmp_path / "loaded").read_text() == "17 rows\n"
-    rows = results_of(stage)
+    rows = results_prefix(stage)
     assert {key: row.outcome for key, row in rows.items()} == {
         ("extract", 1): "success",
         ("load", 1): "success",
@@ -101,5 +101,5 @@ def test_worker_that_ends_under_a_long_task_uses_up_no_attempt_and_is_no_failure
         Path(f"{path}.go").touch()
         stage.until(made, "success")
         second.close()
-    assert eventually(lambda: {key[1] for key in results_of(stage)} == {1})
+    assert eventually(lambda: {key[1] for key in results_prefix(stage)} == {1})
     assert options(tmp_path).groups == ("default",)

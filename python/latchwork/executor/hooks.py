@@ -210,14 +210,14 @@ class ExecutorHooks(WorkerHooks):
             found, partition, None if partition in (ANY, self._node.partition) else self._members()
         )
 
-    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def build_claim_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return the check that the submitter of a task is online, for the transaction that claims the task."""
         try:
             return self._submitter_checks(parse_task(item.value)), ()
         except BadRecord:
             return (), ()
 
-    def dead_letter_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def build_unclaimed_dead_letter_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return the writes that store the outcome of a task for its submitter, for the transaction that dead-letters
         the task.
         """
@@ -377,7 +377,7 @@ class ExecutorHooks(WorkerHooks):
         """
         return prepend_tries(parse_tries(_why(claim)), why)
 
-    def dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:
+    def build_dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:
         """Return the writes that store the outcome of a task that was claimed too often."""
         try:
             item = parse_task(claim.value)

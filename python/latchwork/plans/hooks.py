@@ -278,7 +278,7 @@ class PlanHooks(WorkerHooks):
         most = known[1].max_parallel
         return most is None or self._limits.has_free_permit(plan_id, most)
 
-    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def build_claim_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return additional checks and writes for the transaction that claims an item.
 
         They check that the plan has not changed, and take a permit if the plan has ``max_parallel``.
@@ -423,7 +423,7 @@ class PlanHooks(WorkerHooks):
 
     # Ending
 
-    def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
+    def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
         """Return the write that releases the permit of a claim whose plan has ``max_parallel``."""
         return self._limits.build_release_ops(claim)
 

@@ -83,7 +83,7 @@ class WorkflowsLoad(Load):
         self.store = get_workflows_store(opened.enter_context(latchwork.connect(self.storm.url(ROOT))))
         open_logs(self.storm.folder / "logs").set_owner(join_store(self.database, self.store, self.keys).id)
         with self.database.write() as connection:
-            pools.save(connection, PoolSettings(name=POOL, size=POOL_SIZE))
+            pools.save_pool(connection, PoolSettings(name=POOL, size=POOL_SIZE))
         made = definitions(self.journal)
         self.after = written_after(made)
         with client_of(self.database, self.store) as client:

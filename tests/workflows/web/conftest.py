@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 from latchwork_testkit.chromium import find_chromium
 from latchwork_workflows.app import create_admin_link, make_web_app
 from latchwork_workflows.db import Database
-from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.db.migrations import upgrade_schema
 from latchwork_workflows.web import HttpServer
 from missing import found_or_skipped
 from workflows.web.seeds import Seeds
@@ -16,7 +16,7 @@ from workflows.web.seeds import Seeds
 def seeds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     database = Database(f"sqlite:///{folder}/flows.db")
-    upgrade(database)
+    upgrade_schema(database)
     found = Seeds(database, folder / "logs")
     found.tokens = found.people()
     yield found

@@ -44,7 +44,7 @@ BILLING = {"name": "close", "project": "billing", "tasks": [shell("sum"), shell(
 
 def apply(database, given, **more):
     with database.write() as connection:
-        return definitions.save(connection, check_definition(given, TYPES), shards=4, author="ann", **more)
+        return definitions.save_definition(connection, check_definition(given, TYPES), shards=4, author="ann", **more)
 
 
 class Seeds:
@@ -89,7 +89,7 @@ class Seeds:
         plan, code = build_plan(found.definition, found.order), self.codes[name]
         now = time.time() if at is None else at
         with self.database.write() as connection:
-            made = runs.create(
+            made = runs.create_run(
                 connection,
                 code % 4,
                 code,
@@ -107,7 +107,7 @@ class Seeds:
     def tell(self, run_id, plan, events, now, given=None):
         """Events of a run, with attempts and logs as a master and a worker would write them."""
         with self.database.write() as connection:
-            before = runs.load(connection, [run_id])[run_id]
+            before = runs.load_runs(connection, [run_id])[run_id]
             after = advance(plan, before.known, events, now)
             outputs = {each.task: {"rows": 1200} for each in events if isinstance(each, Ended)}
             keys = {
@@ -117,7 +117,7 @@ class Seeds:
                 for name, task in after.tasks.items()
                 if given is not None and task.state is TaskState.SUBMITTED
             }
-            ids = runs.save(connection, before, after, now, queue_keys=keys, outputs=outputs)
+            ids = runs.save_run(connection, before, after, now, queue_keys=keys, outputs=outputs)
             for each in events:
                 self._attempt(connection, run_id, ids, each, now)
 

@@ -347,7 +347,9 @@ def test_a_backfill_is_listed_shown_and_stopped_once(ask, seeds):
     same = {"shard": 0, "code": code, "version": 1, "created_at": 1.0, "by": "ann"}
     kinds = {"parallel": 3, "direction": "desc", "stop_on_failure": False}
     with seeds.database.write() as connection:
-        number = backfills.create(connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2})
+        number = backfills.create_backfill(
+            connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2}
+        )
     (first, *_) = ask("viewer-of-default").get("/api/v1/backfills?project=default&workflow=nightly").json()
     assert (first["id"], first["counts"], first["order"]) == (number, {"submitted": 2}, "desc")
     assert ask("viewer-of-default").get(f"/api/v1/backfills/{number}").json() == first
@@ -360,7 +362,7 @@ def test_a_backfill_is_listed_shown_and_stopped_once(ask, seeds):
     key = {"Idempotency-Key": "stop-that-backfill"}
     asked = ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop", headers=key).json()
     with seeds.database.write() as connection:
-        backfills.set_state(connection, number, BackfillState.STOPPED, 2.0)
+        backfills.set_backfill_state(connection, number, BackfillState.STOPPED, 2.0)
     again = ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop", headers=key).json()
     assert (again["command"], again["is_new"]) == (asked["command"], False)
     assert ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop").status_code == 409

@@ -25,7 +25,7 @@ def make(seeds, moments, **more):
     same = {"shard": 0, "code": code, "version": 1, "created_at": 1.0, "by": "ann"}
     kinds = {"parallel": 3, "direction": "asc", "stop_on_failure": False, **more}
     with seeds.database.write() as connection:
-        return backfills.create(connection, {**same, **kinds}, moments, {**same, "params": {}, "priority": 2})
+        return backfills.create_backfill(connection, {**same, **kinds}, moments, {**same, "params": {}, "priority": 2})
 
 
 def test_a_form_asks_for_a_backfill_and_leads_to_it_once_it_is_there(seeds, browser):
@@ -112,7 +112,7 @@ def test_a_backfill_is_stopped_by_those_who_may(seeds, browser):
     sent = {"csrf": client.csrf, "key": "stop"}
     assert client.post(f"/backfills/{number}/stop", data=sent).headers["location"] == f"/backfills/{number}"
     with seeds.database.write() as connection:
-        backfills.set_state(connection, number, BackfillState.STOPPED, 2.0)
+        backfills.set_backfill_state(connection, number, BackfillState.STOPPED, 2.0)
     assert "Stop this backfill?" not in client.get(f"/backfills/{number}").text
     assert client.post(f"/backfills/{number}/stop", data={**sent, "key": "again"}).status_code == 409
 

@@ -51,8 +51,8 @@ def full(seeds, world):
     runs.append(seeds.run(works("a" * 100, outcome=Outcome.FAILURE), name="wide", given=WIDE))
     seeds.run(BAD)
     with seeds.database.write() as connection:
-        pools.save(connection, PoolSettings(name="g" * 60, size=1))
-        pools.save(connection, PoolSettings(name="@" + "p" * 80, size=3, admission="precompute"))
+        pools.save_pool(connection, PoolSettings(name="g" * 60, size=1))
+        pools.save_pool(connection, PoolSettings(name="@" + "p" * 80, size=3, admission="precompute"))
         tasks = connection.exec_driver_sql(f"SELECT id FROM task WHERE run_id = {runs[0]} ORDER BY id").scalars().all()
     stored(seeds)
     seeds.accounts.create_account("u" * 90, None, by="test")

@@ -30,8 +30,8 @@ def family(seeds):
     with seeds.database.write() as connection:
         codes = {row.name: row.code for row in connection.execute(sa.select(definition.c.name, definition.c.code))}
         same = {"params": {}, "schedule_time": now, "created_at": now, "by": ""}
-        made = runs.create(connection, 0, codes["parent"], 1, **same)
-        child = runs.create(connection, 0, codes["close"], 1, **same)
+        made = runs.create_run(connection, 0, codes["parent"], 1, **same)
+        child = runs.create_run(connection, 0, codes["close"], 1, **same)
         states = {"load": "running", "books": "running", "part": "running", "end": "waiting"}
         rows = [{"name": name, "state": state, "map_index": -1} for name, state in states.items()]
         rows += [{"name": "part", "state": "failure" if at < 10 else "success", "map_index": at} for at in range(250)]

@@ -17,7 +17,7 @@ from latchwork_testkit.nginx import find_nginx
 from latchwork_testkit.ports import reserve_port
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.db.migrations import upgrade_schema
 from latchwork_workflows.home import Home
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.web import Role
@@ -73,7 +73,7 @@ def with_password(tmp_path):
     home = Home.of(tmp_path / "home", environ={})
     home.create_folder()
     database = Database(home.database)
-    upgrade(database)
+    upgrade_schema(database)
     accounts = DatabaseAccounts(database)
     accounts.create_account("ann", "correct horse battery", by="test")
     accounts.set_role("ann", "", Role.ADMIN, by="test")

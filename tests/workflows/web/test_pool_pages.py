@@ -53,10 +53,10 @@ def held(seeds, taken):
     other = seeds.run([(1.0, [Claimed("hidden", 1)])], name="secret", given=SECRET)
     seeds.run([], name="secret", given=SECRET)
     with seeds.database.write() as connection:
-        pools.save(connection, PoolSettings(name="few", size=2))
+        pools.save_pool(connection, PoolSettings(name="few", size=2))
         rows = connection.execute(sa.select(task.c.name, task.c.id, task.c.run_id)).all()
         found = {(row.run_id, row.name): row.id for row in rows}
-        pools.save(connection, PoolSettings(name="@billing", size=5, admission="fail"))
+        pools.save_pool(connection, PoolSettings(name="@billing", size=5, admission="fail"))
     taken["few"] = [f"{found[run, 'g0']}.1", f"{found[other, 'hidden']}.1"]
     taken["=billing"] = [f"{found[other, 'hidden']}.1"]
     return run, found
@@ -253,10 +253,10 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
 def granted(seeds):
     """Project ``billing`` may start the workflows of ``default``."""
     with seeds.database.write() as connection:
-        grants.save(connection, Grant(project="default", grantee="billing", role="operator"))
+        grants.save_grant(connection, Grant(project="default", grantee="billing", role="operator"))
     yield
     with seeds.database.write() as connection:
-        grants.remove(connection, "default", "billing")
+        grants.remove_grant(connection, "default", "billing")
 
 
 def test_a_ring_of_workflows_names_none_that_its_writer_may_not_see(seeds, ask, granted):

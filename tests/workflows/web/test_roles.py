@@ -217,7 +217,9 @@ def world(seeds):
     with seeds.database.write() as connection:
         fields = {"shard": 0, "code": code, "version": 1, "created_at": 1.0}
         kinds = {"parallel": 1, "direction": "asc", "stop_on_failure": False}
-        backfill = backfills.create(connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2})
+        backfill = backfills.create_backfill(
+            connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2}
+        )
         details = {"workflow": "default.nightly"}
         told = create_alert(
             connection, ["ops"], kind="failure", cause="1@1.0", now=1.0, details=details, run=half, code=code
@@ -274,7 +276,7 @@ def filled(route, world, seeds, name):
     path = path.replace("{pool}", "few" if method == "PUT" else "nobody")
     if path.startswith("/pools/"):
         with seeds.database.write() as connection:
-            pools.save(connection, PoolSettings(name="plenty", size=2))
+            pools.save_pool(connection, PoolSettings(name="plenty", size=2))
         return method, path.replace("{name}", "plenty")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
@@ -307,7 +309,7 @@ def stored(seeds):
     rows = {**VALUES, "connection": {"url": "sqlite:///shop.db", "secret": ""}}
     with seeds.database.write() as connection:
         for kind, values in rows.items():
-            settings.save(connection, kind, "default", "one", values)
+            settings.save_setting(connection, kind, "default", "one", values)
 
 
 @pytest.fixture
@@ -406,7 +408,7 @@ def test_a_backfill_that_leads_to_a_project_where_somebody_is_no_operator_is_ref
     dates = {"first": "2025-10-01", "last": "2025-10-02", "dependents": "direct"}
     path = "/api/v1/workflows/default/nightly:backfill"
     with seeds.database.write() as connection:
-        grants.save(connection, Grant(project="default", grantee="billing", role="viewer"))
+        grants.save_grant(connection, Grant(project="default", grantee="billing", role="viewer"))
     asked = "SELECT count(*) FROM command WHERE type = 'backfill'"
 
     def count():

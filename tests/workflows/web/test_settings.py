@@ -18,14 +18,16 @@ def shop(seeds):
     with seeds.database.write() as connection:
         for project in ("", "default"):
             given = {"url": URL, "secret": "name-of-secret"}
-            settings.save(connection, "connection", project, "shop", given)
-            settings.save(connection, "environment", project, "prod", {"variables": {"REGION": "value-of-variable"}})
-            settings.save(connection, "parameter", project, "bucket", {"value": ["value-of-parameter"]})
+            settings.save_setting(connection, "connection", project, "shop", given)
+            settings.save_setting(
+                connection, "environment", project, "prod", {"variables": {"REGION": "value-of-variable"}}
+            )
+            settings.save_setting(connection, "parameter", project, "bucket", {"value": ["value-of-parameter"]})
     yield
     with seeds.database.write() as connection:
         for project in ("", "default"):
             for kind, name in (("connection", "shop"), ("environment", "prod"), ("parameter", "bucket")):
-                settings.delete(connection, kind, project, name)
+                settings.delete_setting(connection, kind, project, name)
 
 
 def told(client):
@@ -123,11 +125,11 @@ def evil_rows(seeds):
     rows["environment"] = {"variables": {NASTY: NASTY}}
     with seeds.database.write() as connection:
         for kind, values in rows.items():
-            settings.save(connection, kind, "default", name, values)
+            settings.save_setting(connection, kind, "default", name, values)
     yield
     with seeds.database.write() as connection:
         for kind in rows:
-            settings.delete(connection, kind, "default", name)
+            settings.delete_setting(connection, kind, "default", name)
 
 
 def test_a_try_leads_to_the_run_and_runs_in_the_project_of_the_connection(ask, shop):

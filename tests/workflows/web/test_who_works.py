@@ -87,7 +87,7 @@ def test_a_fire_time_that_started_nothing_is_told_with_the_reason(seeds, browser
     at, code = 1_700_000_000.0, seeds.codes["nightly"]
     with seeds.database.write() as connection:
         row = next(each for each in schedules.load_schedules(connection) if each.code == code)
-        number = schedules.start_fire(connection, row, at)
+        number = schedules.start_scheduled_run(connection, row, at)
     assert ask("viewer-of-default").get("/api/v1/schedules").json()[0]["last"] == {
         "fire_time": at,
         "done_at": None,
@@ -104,7 +104,7 @@ def test_a_fire_time_that_started_nothing_is_told_with_the_reason(seeds, browser
         assert "<strong>not started</strong>: run 5 is running" in page, path
     run = seeds.run([(1.0, [])])
     with seeds.database.write() as connection:
-        later = schedules.start_fire(connection, row, at + 60)
+        later = schedules.start_scheduled_run(connection, row, at + 60)
         connection.execute(sa.update(command).where(command.c.id == later).values(done_at=at, run_id=run))
     assert f'<a href="/runs/{run}">#{run}</a> running' in browser("viewer-of-default").get("/schedules").text
 

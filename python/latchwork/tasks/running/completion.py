@@ -198,22 +198,22 @@ class ClaimFinisher:
     def _release(self, claim: QueueClaim, ending: Release) -> str:
         if ending.count and claim.is_last:
             why = ending.why or f"released {claim.attempts} times"
-            return self._dead_letter(claim, DeadLetter(why, tuple(self._hooks.dead_letter_ops(claim, why))))
+            return self._dead_letter(claim, DeadLetter(why, tuple(self._hooks.build_dead_letter_ops(claim, why))))
         why = self._hooks.release_reason(claim, ending.why)
         claim.release(
-            why, count=ending.count, partition=ending.partition, ops=self._hooks.ending_ops(claim), timeout_s=0.0
+            why, count=ending.count, partition=ending.partition, ops=self._hooks.build_ending_ops(claim), timeout_s=0.0
         )
         return "released"
 
     def _dead_letter(self, claim: QueueClaim, ending: DeadLetter) -> str:
-        claim.move_to_dead_letters(ending.why, ops=[*ending.ops, *self._hooks.ending_ops(claim)], timeout_s=0.0)
+        claim.move_to_dead_letters(ending.why, ops=[*ending.ops, *self._hooks.build_ending_ops(claim)], timeout_s=0.0)
         return "dead_lettered"
 
     # Done
 
     def _commit(self, task: ClaimedTask, done: Done) -> None:
         try:
-            part = task.claim.prepare_ack([*done.ops, *self._hooks.ending_ops(task.claim)])
+            part = task.claim.prepare_ack([*done.ops, *self._hooks.build_ending_ops(task.claim)])
         except OwnershipLost:
             self._on_lost(task)
             return

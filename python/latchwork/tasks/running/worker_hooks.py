@@ -132,11 +132,11 @@ class WorkerHooks(ABC):
         """Return whether this node should claim an item. Must not use the store. Default: True."""
         return True
 
-    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
+    def build_claim_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
         """Return additional checks and additional writes for the transaction that claims an item. Default: none."""
         return (), ()
 
-    def dead_letter_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
+    def build_unclaimed_dead_letter_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
         """Return additional checks and additional writes for the transaction that dead-letters an item.
 
         Called for an item that was claimed too often, or is not a valid record. The value of an invalid item is all
@@ -181,7 +181,7 @@ class WorkerHooks(ABC):
             outcome: Outcome of the run.
         """
 
-    def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
+    def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
         """Return additional writes for the transaction that ends a claim in any way. Must not use the store. Default:
         none.
         """
@@ -196,7 +196,7 @@ class WorkerHooks(ABC):
         """
         return why
 
-    def dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
+    def build_dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
         """Return additional writes for an item that becomes a dead letter because its last attempt was released.
 
         May use the store. Default: none.
@@ -336,12 +336,12 @@ class ClaimFilter:
             self._skip_broken(item)
             return False
 
-    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def build_claim_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return additional checks and additional writes for the transaction that claims an item."""
         if item.attempts >= SUSPECT and is_suspect(item):
             self._wanted = item.path
         try:
-            return call_user(self._hooks.claim_extras, item)
+            return call_user(self._hooks.build_claim_ops, item)
         except Exception:
             self._skip_broken(item)
             return [Absent(item.key)], []  # the item exists, so this check fails and skips it

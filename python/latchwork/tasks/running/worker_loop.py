@@ -312,7 +312,7 @@ class WorkerLoop(Startable):
         return await steps_of(self._backlog.take_items)(
             items,
             accept=self._filter.should_claim,
-            extra=self._filter.claim_extras,
+            extra=self._filter.build_claim_ops,
             on_refused=self._filter.on_claim_refused,
         )
 
@@ -322,8 +322,8 @@ class WorkerLoop(Startable):
             partitions,
             limit=capacity,
             accept=self._filter.should_claim,
-            extra=self._filter.claim_extras,
-            extra_dead=self._hooks.dead_letter_extras,
+            extra=self._filter.build_claim_ops,
+            extra_dead=self._hooks.build_unclaimed_dead_letter_ops,
             on_refused=self._filter.on_claim_refused,
             on_dead=self._count_dead_letter,
             shard=partial(choose_shard, self._hooks, self._arrivals),

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from latchwork.errors import KeyExists, LatchworkError
 from latchwork.store import Store
 from latchwork_workflows.db import Database
-from latchwork_workflows.db.migrations import needs_upgrade, upgrade
+from latchwork_workflows.db.migrations import needs_upgrade, upgrade_schema
 from latchwork_workflows.db.shard import NOTES
 from latchwork_workflows.db.tables import SENDER, about, shard
 from latchwork_workflows.errors import StoreMismatch
@@ -60,7 +60,7 @@ def initialize(database: Database, *, shards: int | None = None) -> Installation
     """
     if shards is not None and not (type(shards) is int and 1 <= shards <= MAX_SHARDS):
         raise LatchworkError(f"shards must be a whole number from 1 to {MAX_SHARDS}, not {shards!r}")
-    upgrade(database)
+    upgrade_schema(database)
     with database.write() as connection:
         insert = sqlite.insert if database.is_sqlite else postgresql.insert
         count = shards or (SHARDS_SQLITE if database.is_sqlite else SHARDS_POSTGRES)
@@ -144,7 +144,7 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
     return found
 
 
-def check_pair(connection: sa.Connection, pair: bytes | None, where: str) -> None:
+def check_store_of_database(connection: sa.Connection, pair: bytes | None, where: str) -> None:
     """Check that a database belongs to a store.
 
     Args:
@@ -174,7 +174,7 @@ def _join_store(database: Database, store: Store, keys: Keys) -> None:
         there = store.get(keys.pair)
     store_identity = None if there is None else there.value
     with database.read() as connection:
-        check_pair(connection, store_identity, store.url)
+        check_store_of_database(connection, store_identity, store.url)
         is_new = connection.execute(sa.select(about.c.name).where(about.c.name == _STORE)).first() is None
     if is_new and store_identity is not None:
         insert = sqlite.insert if database.is_sqlite else postgresql.insert
@@ -182,7 +182,7 @@ def _join_store(database: Database, store: Store, keys: Keys) -> None:
             connection.execute(
                 insert(about).on_conflict_do_nothing(), [{"name": _STORE, "value": store_identity.decode()}]
             )
-            check_pair(connection, store_identity, store.url)
+            check_store_of_database(connection, store_identity, store.url)
 
 
 def _check_unowned(database: Database, store: Store) -> None:

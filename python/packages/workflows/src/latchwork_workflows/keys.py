@@ -114,21 +114,21 @@ class Keys:
         """Return the prefix of the keys that the master of a shard watches."""
         return f"{self.shards}/{format_shard_name(shard)}"
 
-    def running_of(self, shard: int) -> str:
+    def running_prefix(self, shard: int) -> str:
         """Return the prefix of the claim keys of a shard. Each names the worker of a running attempt."""
         return f"{self.shard(shard)}/running"
 
     def running(self, shard: int, attempt_key: str) -> str:
         """Return the key that names the worker of a running attempt."""
-        return f"{self.running_of(shard)}/{attempt_key}"
+        return f"{self.running_prefix(shard)}/{attempt_key}"
 
-    def results_of(self, shard: int) -> str:
+    def results_prefix(self, shard: int) -> str:
         """Return the prefix of the results of a shard."""
         return f"{self.shard(shard)}/results"
 
     def result(self, shard: int, attempt_key: str) -> str:
         """Return the key of the result of an attempt."""
-        return f"{self.results_of(shard)}/{attempt_key}"
+        return f"{self.results_prefix(shard)}/{attempt_key}"
 
     def cancel(self, attempt_key: str) -> str:
         """Return the key of a cancel request. The worker of the attempt stops it, and no other worker claims it."""
@@ -227,8 +227,8 @@ def build_sort_key(order: Order, run_id: int, run_priority: int, task_priority: 
     return f"{run_priority:02d}{task_priority:02d}{int(submitted_at) // 60:09d}"
 
 
-def build_rows_file(log: str) -> str:
-    """Return the reference of the file with the query result of an attempt that is mailed.
+def build_rows_file_name(log: str) -> str:
+    """Return the name of the file that stores the query result of an attempt, which is mailed later.
 
     Args:
         log: The reference of the attempt's log.

@@ -48,7 +48,7 @@ from latchwork_workflows.state import (
     TaskState,
     WorkflowRun,
     advance,
-    element_name,
+    build_element_name,
     get_element_index,
     get_map_name,
 )
@@ -164,7 +164,7 @@ class LocalRun:
         """Run the workflow from start to end, and return the result."""
         known = advance(self._plan, WorkflowRun(), [Start()], self._now)
         for _ in range(_MAX_ROUNDS):
-            known = self._do_calls(known)
+            known = self._execute_calls(known)
             if known.state in OVER:
                 break
             known = self._run_ready_tasks(known)
@@ -175,7 +175,7 @@ class LocalRun:
     def _result_of(self, name: str) -> LocalTaskResult:
         return self._tried.setdefault(name, LocalTaskResult())
 
-    def _do_calls(self, known: WorkflowRun) -> WorkflowRun:
+    def _execute_calls(self, known: WorkflowRun) -> WorkflowRun:
         """Execute the actions that a master would execute for tasks that it runs itself."""
         while known.calls:
             calls, known = known.calls, replace(known, calls=(), facts=())
@@ -220,7 +220,7 @@ class LocalRun:
 
     def _gather_outputs(self, name: str) -> Mapping[str, Any]:
         count = sum(get_map_name(each) == name for each in self._tried) - 1
-        return gather_outputs(self._outputs.get(element_name(name, index), {}) for index in range(count))
+        return gather_outputs(self._outputs.get(build_element_name(name, index), {}) for index in range(count))
 
     def _run_child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
         """Run the workflow of a sub-process task, and return its outputs. This process must have defined it.
@@ -248,7 +248,7 @@ class LocalRun:
             n = known.tasks[name].n
             known = advance(self._plan, known, [Claimed(name, n)], self._now)
             outcome = self._run_attempt(name, n)
-            known = self._do_calls(advance(self._plan, known, [Ended(name, n, outcome)], self._now))
+            known = self._execute_calls(advance(self._plan, known, [Ended(name, n, outcome)], self._now))
             if known.state is not RunState.RUNNING or known.ending:
                 break
         if not submitted or known.ending:

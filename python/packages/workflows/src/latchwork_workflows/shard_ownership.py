@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from latchwork.store import Store
 from latchwork_workflows.db import ShardGuard
 from latchwork_workflows.errors import NotOwner, StoreMismatch
-from latchwork_workflows.installation import check_pair
+from latchwork_workflows.installation import check_store_of_database
 from latchwork_workflows.keys import Keys
 
 
@@ -53,13 +53,13 @@ class ShardTakeover:
             StoreMismatch: The store and the database do not match, or one of them is older.
         """
         shard = self._guard.id
-        check_pair(connection, pair, self._store.url)
+        check_store_of_database(connection, pair, self._store.url)
         try:
             seq = self._guard.acquire(connection, node)
         except NotOwner as error:
             self._check_store_age(error)
             raise
-        if mark < self._guard.get_marked_transaction(connection):
+        if mark < self._guard.get_transaction_in_store(connection):
             raise StoreMismatch(
                 f"shard {shard}: the store has no mark after that of transaction {mark}, and later ones were made: "
                 "the store was restored from a backup, or emptied; see `latchwork workflows adopt-store`"

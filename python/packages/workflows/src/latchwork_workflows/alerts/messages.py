@@ -157,11 +157,11 @@ MAX_TABLE, MAX_BYTES = 65_536, 10_000_000
 _CELL = 60
 
 
-class NoRows(LatchworkError):
+class RowsUnavailable(LatchworkError):
     """The rows for a message cannot be read here."""
 
 
-def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> Message:
+def attach_query_result(message: Message, alert: AlertRecord, logs: LogStore | None) -> Message:
     """Attach the query result of an alert to its message. An alert without a query result keeps its message unchanged.
 
     Args:
@@ -169,13 +169,13 @@ def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> 
         alert: The alert.
         logs: The log store, which contains the rows. None: there is none here.
     Raises:
-        NoRows: This master has no log store.
+        RowsUnavailable: This master has no log store.
         LatchworkError, OSError: The log store does not have the rows, or they cannot be read now.
     """
     if alert.kind != "rows":
         return message
     if logs is None:
-        raise NoRows(
+        raise RowsUnavailable(
             "the rows are in the log store, which this master does not have; start it with --logs, as the workers"
         )
     mail: Any = alert.details["mail"]

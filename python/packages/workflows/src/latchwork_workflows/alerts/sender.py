@@ -21,7 +21,7 @@ from latchwork.spi import call_user, mutex, reason
 from latchwork_workflows.alerts import apprise_channel, mail, webhook
 from latchwork_workflows.alerts.channels import resolve_secrets, validate_channel
 from latchwork_workflows.alerts.delivery import NotSent
-from latchwork_workflows.alerts.messages import AlertRecord, Message, attach_rows, build_message, format_as_line
+from latchwork_workflows.alerts.messages import AlertRecord, Message, attach_query_result, build_message, format_as_line
 from latchwork_workflows.db import Database, alerts
 from latchwork_workflows.db.alerts import ClaimedDelivery, SenderLease
 from latchwork_workflows.errors import NotOwner
@@ -123,7 +123,7 @@ class AlertSender:
             self._rests = {name: until for name, until in self._rests.items() if until > now}
             without = busy | self._rests.keys()
         with self._database.read() as connection:
-            strays = alerts.has_other_sending(connection, mine)
+            strays = alerts.has_other_unfinished_sends(connection, mine)
             found = alerts.list_due_deliveries(connection, now, exclude=without)
         if strays and self._remaining_s() > 0.0:
             self._mark_in_doubt()
@@ -268,4 +268,4 @@ class AlertSender:
     def _message(self, taken: ClaimedDelivery, link: str) -> Message:
         row = taken.alert
         record = AlertRecord(row.id, taken.id, taken.round, row.kind, row.at, row.run_id, row.task, row.details)
-        return attach_rows(build_message(record, self._installation, link), record, self._logs)
+        return attach_query_result(build_message(record, self._installation, link), record, self._logs)

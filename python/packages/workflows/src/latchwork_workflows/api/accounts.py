@@ -34,13 +34,15 @@ def list_accounts(request: Request, user: CurrentUser) -> list[Account]:
 @router.post("/users", status_code=201)
 def create_account(request: Request, user: CurrentUser, body: NewAccount) -> None:
     """Create an account without roles. Requires a session, not a token."""
-    service.create(get_context(request), user, body.name, body.password)
+    service.create_account(get_context(request), user, body.name, body.password)
 
 
 @router.patch("/users/{name}", status_code=204)
 def change_account(request: Request, user: CurrentUser, name: m.NamePath, body: AccountChange) -> None:
     """Enable or disable an account, or change its password. Requires a session, not a token."""
-    service.change(get_context(request), user, name, enabled=body.enabled, password=body.password, current=body.current)
+    service.change_account(
+        get_context(request), user, name, enabled=body.enabled, password=body.password, current=body.current
+    )
 
 
 @router.put("/users/{name}/role", status_code=204)
@@ -81,7 +83,7 @@ def list_user_actions(
     limit: m.Limit = 100,
 ) -> list[m.EventRow]:
     """List actions of users from the audit log, newest first, in the projects that you administer."""
-    rows = service.list_actions(get_context(request), user, by=by.replace("\x00", ""), before=before, limit=limit)
+    rows = service.list_user_actions(get_context(request), user, by=by.replace("\x00", ""), before=before, limit=limit)
     return [_row(each) for each in rows]
 
 

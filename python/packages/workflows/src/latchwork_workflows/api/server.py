@@ -59,7 +59,7 @@ async def stream_changes(
 
     def look(now: Identity) -> None:
         if topic != "all":
-            runs.find_row(context, now, int(topic.partition(":")[2]))
+            runs.find_run_row(context, now, int(topic.partition(":")[2]))
 
     await run_in_threadpool(look, user)
     stream = await live.guard_stream(live.changes(topic), user.name, lambda: is_still_allowed(request, look))

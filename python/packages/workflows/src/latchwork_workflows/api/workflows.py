@@ -169,7 +169,7 @@ def set_schedule(
 
     Fire times that pass while the schedule is disabled are not caught up.
     """
-    schedules.set_enabled(get_context(request), user, project, name, enabled=body.enabled)
+    schedules.set_schedule_enabled(get_context(request), user, project, name, enabled=body.enabled)
 
 
 @router.get("/task-types", tags=["workflows"])

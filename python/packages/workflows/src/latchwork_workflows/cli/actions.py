@@ -28,7 +28,7 @@ from latchwork.spi import (
     show,
 )
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, open_client, resolve_home
-from latchwork_workflows.cli.runs import STYLES, RunId, check_task, to_run_detail_json
+from latchwork_workflows.cli.runs import STYLES, RunId, check_run_has_task, to_run_detail_json
 
 if TYPE_CHECKING:
     from latchwork_workflows import WorkflowClient
@@ -323,7 +323,7 @@ def _build_task_command(action: str, outcome: str, about: str, *lines: str) -> A
     ) -> None:
         with open_client(resolve_home(home, database, store), url) as client:
             found = {each.name: each.id for each in client.runs.tasks(run)}
-            check_task(run, task, found)
+            check_run_has_task(run, task, found)
             ask = client.tasks.force_success if action == "force-success" else client.tasks.force_start
             client.commands.wait(number := ask(found[task]))
             after = client.runs.get(run)

@@ -56,7 +56,7 @@ def run_doctor(
         if repair and any(each.can_repair for each in found):
             before = {(each.kind, each.subject) for each in found}
             asked = looks.request_repair(found, by=getpass.getuser())
-            looks.wait_done(asked, _REPAIR_S)
+            looks.wait_until_executed(asked, _REPAIR_S)
             found = looks.check()
             repaired = len(before - {(each.kind, each.subject) for each in found})
     if as_json:

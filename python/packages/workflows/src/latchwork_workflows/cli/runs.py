@@ -190,7 +190,7 @@ def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
     return found[0].id
 
 
-def check_task(run: int, task: str, there: Iterable[str]) -> None:
+def check_run_has_task(run: int, task: str, there: Iterable[str]) -> None:
     """Check that a run has a task.
 
     Args:
@@ -239,7 +239,7 @@ def explain_states(
         explained = client.runs.explain(run)
     cause, reasons = explained.cause, explained.tasks
     if task is not None:
-        check_task(run, task, reasons)
+        check_run_has_task(run, task, reasons)
     found = {name: each for name, each in reasons.items() if task in {None, name}}
     if as_json:
         say_json({"run": run, "cause": [each.model_dump() for each in cause], "tasks": found})

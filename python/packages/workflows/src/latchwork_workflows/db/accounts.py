@@ -108,7 +108,7 @@ class DatabaseAccounts:
         self.tries.succeeded(name)
         return True
 
-    def confirm_password(self, name: str, password: str) -> bool:
+    def is_own_password(self, name: str, password: str) -> bool:
         """Return whether a signed-in user has entered the right password. True for an account without a password.
 
         Raises:

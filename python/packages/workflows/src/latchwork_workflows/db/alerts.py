@@ -26,7 +26,7 @@ from latchwork_workflows.db.tables import (
     workflow_run,
 )
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.keys import build_rows_file
+from latchwork_workflows.keys import build_rows_file_name
 from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.state import FAILED, Fact, WorkflowRun
 from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, apply_send_result
@@ -169,7 +169,7 @@ def create_takeover_alert(
     )
 
 
-def create_rows_alert(
+def create_query_result_alert(
     connection: sa.Connection, definition: Definition, run: StoredRun, name: str, mail: Mapping[str, Any], *, now: float
 ) -> None:
     """Create an alert that mails the result rows of a query. The rows are already in the log store.
@@ -195,7 +195,7 @@ def create_rows_alert(
         "schedule_time": run.schedule_time,
         "n": n,
         "count_rows": outputs.get("rows"),
-        "log_ref": build_rows_file(ref),
+        "log_ref": build_rows_file_name(ref),
         "mail": {"to": list(mail.get("to") or ()), "subject": str(mail.get("subject") or "")},
     }
     cause = f"{run.ids[name]}.{n}"
@@ -408,7 +408,7 @@ def list_due_deliveries(
     ]
 
 
-def has_other_sending(connection: sa.Connection, mine: Collection[int]) -> bool:
+def has_other_unfinished_sends(connection: sa.Connection, mine: Collection[int]) -> bool:
     """Return whether any delivery is in state SENDING, apart from the deliveries with the IDs in ``mine``."""
     chosen = sa.select(delivery.c.id).where(delivery.c.state == DeliveryState.SENDING.value).limit(len(mine) + 1)
     return any(each not in mine for each in connection.execute(chosen).scalars())

@@ -100,7 +100,7 @@ def find_missing_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[i
     return set(ids) - there
 
 
-def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> None:
+def save_attempts(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> None:
     """Insert or update rows of attempts. Earlier claims of these attempts that have no end are marked as lost."""
     if not rows:
         return

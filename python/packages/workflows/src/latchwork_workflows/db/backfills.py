@@ -43,7 +43,7 @@ class BackfillRow(NamedTuple):
     stop_on_failure: bool
 
 
-def create(
+def create_backfill(
     connection: sa.Connection,
     fields: Mapping[str, Any],
     schedule_times: Sequence[float],
@@ -64,13 +64,13 @@ def create(
     return number
 
 
-def find_by_command(connection: sa.Connection, command_id: int, *, shard: int) -> int | None:
+def find_backfill_id_by_command(connection: sa.Connection, command_id: int, *, shard: int) -> int | None:
     """Return the ID of the backfill that a command of this shard created, or None."""
     chosen = sa.select(command.c.backfill).where(command.c.id == command_id, command.c.shard == shard)
     return connection.execute(chosen).scalar_one_or_none()
 
 
-def load(connection: sa.Connection, backfill_id: int, *, shard: int) -> BackfillRow | None:
+def load_backfill(connection: sa.Connection, backfill_id: int, *, shard: int) -> BackfillRow | None:
     """Return a backfill of a shard, or None if the shard has no such backfill."""
     columns = (backfill.c[name] for name in BackfillRow._fields)
     chosen = sa.select(*columns).where(backfill.c.id == backfill_id, backfill.c.shard == shard)
@@ -108,7 +108,7 @@ def list_runs_to_stop(connection: sa.Connection, backfill_id: int, limit: int) -
     return list(connection.execute(chosen.order_by(workflow_run.c.id).limit(limit)).scalars())
 
 
-def set_state(connection: sa.Connection, backfill_id: int, state: BackfillState, now: float) -> None:
+def set_backfill_state(connection: sa.Connection, backfill_id: int, state: BackfillState, now: float) -> None:
     """Set the state of a backfill. If it has now ended or is now held, also set its end time."""
     values = {"state": state.value, "ended_at": now if state in RESTS else None}
     connection.execute(sa.update(backfill).where(backfill.c.id == backfill_id).values(**values))
@@ -122,7 +122,7 @@ _BACKFILL = sa.select(*backfill.c, definition.c.project, definition.c.name).join
 )
 
 
-def find(connection: sa.Connection, backfill_id: int) -> Row | None:
+def find_backfill(connection: sa.Connection, backfill_id: int) -> Row | None:
     """Return a backfill with the name of its workflow, or None if there is none."""
     return connection.execute(_BACKFILL.where(backfill.c.id == backfill_id)).first()
 

@@ -102,7 +102,7 @@ def send_command(
     return SentCommand(int(there.id), int(there.shard), is_new=False)
 
 
-def is_repeated(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
+def is_unique_key_used(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
     """Return whether a command with this unique key was stored before.
 
     A repeated request then skips the checks of the current state.

@@ -32,7 +32,7 @@ class AppliedDefinition:
     is_online: bool
 
 
-def save(
+def save_definition(
     connection: sa.Connection, checked: ValidDefinition, *, shards: int, author: str = "", online: bool | None = None
 ) -> AppliedDefinition:
     """Store a definition as a new version, if it differs from the newest version of its workflow.
@@ -49,7 +49,7 @@ def save(
         online: Whether the workflow may be started. None: a new workflow may, and an existing one stays as it is.
     """
     body, now = checked.definition.to_json(), time.time()
-    pools.create_missing(connection, [each.pool for each in checked.definition.tasks if each.pool is not None])
+    pools.create_missing_pools(connection, [each.pool for each in checked.definition.tasks if each.pool is not None])
     there = _lock_definition(connection, checked.definition)
     if there is None:
         is_online = online is not False
@@ -146,7 +146,7 @@ class FoundWorkflow(NamedTuple):
     project: str
 
 
-def find(connection: sa.Connection, key: str) -> FoundWorkflow:
+def find_workflow(connection: sa.Connection, key: str) -> FoundWorkflow:
     """Find a workflow by ``project.name``, or by its name in the project ``default``.
 
     Raises:
@@ -174,7 +174,7 @@ def check_online(connection: sa.Connection, code: int) -> None:
         raise WrongState(f"{row.project}.{row.name} was set offline before it began; set it online, and start it again")
 
 
-def load(connection: sa.Connection, code: int, version: int) -> Definition:
+def load_definition(connection: sa.Connection, code: int, version: int) -> Definition:
     """Return the definition of a version.
 
     Raises:

@@ -32,13 +32,13 @@ def list_grants(connection: sa.Connection) -> list[Grant]:
     return [Grant.model_validate(row) for row in rows]
 
 
-def save(connection: sa.Connection, grant: Grant) -> None:
+def save_grant(connection: sa.Connection, grant: Grant) -> None:
     """Store a grant. It replaces an earlier grant between the same projects."""
-    remove(connection, grant.project, grant.grantee)
+    remove_grant(connection, grant.project, grant.grantee)
     connection.execute(sa.insert(project_grant).values(**grant.model_dump()))
 
 
-def remove(connection: sa.Connection, project: str, grantee: str) -> bool:
+def remove_grant(connection: sa.Connection, project: str, grantee: str) -> bool:
     """Remove a grant, and return whether it existed."""
     there = sa.and_(project_grant.c.project == project, project_grant.c.grantee == grantee)
     return bool(connection.execute(sa.delete(project_grant).where(there)).rowcount)
@@ -66,7 +66,7 @@ def check_grant(connection: sa.Connection, grantee: str, project: str, role: Rol
         )
 
 
-def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) -> FoundWorkflow:
+def find_granted_workflow(connection: sa.Connection, grantee: str, name: str, kind: str) -> FoundWorkflow:
     """Find the workflow to which a task refers, and check that the project of the task may use it.
 
     Args:
@@ -80,7 +80,7 @@ def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) 
     """
     role = _NEEDED[kind]
     try:
-        found = definitions.find(connection, name)
+        found = definitions.find_workflow(connection, name)
     except UnknownWorkflow:
         check_grant(connection, grantee, definitions.list_possible_targets(name)[0][0], role)
         raise
@@ -93,7 +93,7 @@ def find_missing_grants(connection: sa.Connection, definition: Definition) -> It
     for index, task in enumerate(definition.tasks):
         for each in dict.fromkeys(_used_project(task_named) for task_named in list_references_of_task(task)):
             try:
-                find_granted(connection, definition.project, *each)
+                find_granted_workflow(connection, definition.project, *each)
             except NotAllowed as error:
                 yield Problem(f"tasks[{index}].params.{'workflow' if each[1] == 'sub_process' else 'on'}", str(error))
             except UnknownWorkflow:

@@ -29,7 +29,7 @@ def list_pools(connection: sa.Connection) -> list[PoolSettings]:
     return [PoolSettings.model_validate(row) for row in connection.execute(sa.select(pool).order_by(pool.c.name))]
 
 
-def find(connection: sa.Connection, name: str, *, lock: bool = False) -> PoolSettings | None:
+def find_pool(connection: sa.Connection, name: str, *, lock: bool = False) -> PoolSettings | None:
     """Return a pool, or None if there is none.
 
     Args:
@@ -41,7 +41,7 @@ def find(connection: sa.Connection, name: str, *, lock: bool = False) -> PoolSet
     return None if row is None else PoolSettings.model_validate(row)
 
 
-def create_missing(connection: sa.Connection, names: Iterable[str]) -> None:
+def create_missing_pools(connection: sa.Connection, names: Iterable[str]) -> None:
     """Create the named pools that do not exist, with a size of 1."""
     rows = [{"name": name, "size": DEFAULT_SIZE, "admission": "suspend"} for name in sorted(set(names))]
     if rows:
@@ -49,7 +49,7 @@ def create_missing(connection: sa.Connection, names: Iterable[str]) -> None:
         connection.execute(insert.on_conflict_do_nothing(index_elements=["name"]), rows)
 
 
-def save(connection: sa.Connection, settings: PoolSettings) -> bool:
+def save_pool(connection: sa.Connection, settings: PoolSettings) -> bool:
     """Create or change a pool, and return whether it is new."""
     values = settings.model_dump()
     changed = connection.execute(sa.update(pool).where(pool.c.name == settings.name).values(**values)).rowcount
@@ -58,7 +58,7 @@ def save(connection: sa.Connection, settings: PoolSettings) -> bool:
     return not changed
 
 
-def remove(connection: sa.Connection, name: str) -> bool:
+def remove_pool(connection: sa.Connection, name: str) -> bool:
     """Delete a pool, and return whether it existed."""
     return bool(connection.execute(sa.delete(pool).where(pool.c.name == name)).rowcount)
 

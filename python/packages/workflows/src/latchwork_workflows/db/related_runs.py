@@ -19,7 +19,7 @@ from latchwork_workflows.db.tables import definition, definition_version, task, 
 from latchwork_workflows.errors import Problem, WrongState
 from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.master_tasks import qualify_name
-from latchwork_workflows.state import RunState, TaskState, element_name
+from latchwork_workflows.state import RunState, TaskState, build_element_name
 from latchwork_workflows.state.conditions import RunSucceeded, iter_leaves
 from latchwork_workflows.state.related_runs import Span, may_command_child
 from latchwork_workflows.types.master_tasks import DependentParams
@@ -58,7 +58,7 @@ class TaskPlace(NamedTuple):
 
     Attributes:
         run_id: The ID of the run.
-        name: The name of the task. Elements of maps are named as in ``state.element_name``.
+        name: The name of the task. Elements of maps are named as in ``state.build_element_name``.
         state: The state of the task.
     """
 
@@ -107,7 +107,7 @@ def find_parent(connection: sa.Connection, task_id: int) -> TaskPlace | None:
     ).first()
     if found is None:
         return None
-    return TaskPlace(found.run_id, element_name(found.name, found.map_index), TaskState(found.state))
+    return TaskPlace(found.run_id, build_element_name(found.name, found.map_index), TaskState(found.state))
 
 
 def check_command_to_child(connection: sa.Connection, run_id: int, parent_task: int | None, command: str) -> None:
@@ -438,7 +438,7 @@ def get_element_states(connection: sa.Connection, run_id: int, round_number: int
     """Return the state of each element of a map task, by the name of the element."""
     mine = sa.and_(task.c.run_id == run_id, task.c.round == round_number, task.c.name == name, task.c.map_index >= 0)
     rows = connection.execute(sa.select(task.c.map_index, task.c.state).where(mine).order_by(task.c.map_index))
-    return {element_name(name, row.map_index): TaskState(row.state) for row in rows}
+    return {build_element_name(name, row.map_index): TaskState(row.state) for row in rows}
 
 
 def list_elements(

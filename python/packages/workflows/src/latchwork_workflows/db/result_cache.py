@@ -31,7 +31,7 @@ class CacheEntry:
     outputs: Mapping[str, Any]
 
 
-def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, CacheEntry]:
+def find_cache_entries(connection: sa.Connection, keys: Iterable[str]) -> dict[str, CacheEntry]:
     """Return the cached entries for these keys, including expired ones."""
     found: dict[str, CacheEntry] = {}
     wanted = sorted(set(keys))
@@ -42,7 +42,7 @@ def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, CacheEntry
     return found
 
 
-def save(connection: sa.Connection, entries: Mapping[str, CacheEntry]) -> None:
+def save_cache_entries(connection: sa.Connection, entries: Mapping[str, CacheEntry]) -> None:
     """Insert or replace cache entries, in the order of their keys, so that concurrent writers do not deadlock."""
     if not entries:
         return
@@ -58,7 +58,7 @@ def save(connection: sa.Connection, entries: Mapping[str, CacheEntry]) -> None:
     connection.execute(upsert, rows)
 
 
-def delete_expired(connection: sa.Connection, now: float, limit: int = 500) -> int:
+def delete_expired_cache_entries(connection: sa.Connection, now: float, limit: int = 500) -> int:
     """Delete up to ``limit`` expired cache entries and return how many were deleted."""
     old = sa.select(result_cache.c.key).where(result_cache.c.expires_at <= now).limit(limit)
     keys = list(connection.execute(old).scalars())

@@ -18,7 +18,7 @@ from latchwork_workflows.state import (
     TaskRun,
     TaskState,
     WorkflowRun,
-    element_name,
+    build_element_name,
     get_element_index,
     get_map_name,
 )
@@ -77,7 +77,7 @@ class StoredRun:
         depth: The number of runs that it is nested in.
         backfill: The backfill that it belongs to.
 
-    Elements of maps have the names of ``state.element_name``.
+    Elements of maps have the names of ``state.build_element_name``.
     """
 
     id: int
@@ -95,7 +95,7 @@ class StoredRun:
     backfill: int | None = None
 
 
-def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
+def create_run(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
     """Insert a run and return its ID.
 
     Args:
@@ -111,7 +111,7 @@ def create(connection: sa.Connection, shard: int, code: int, version: int, **fie
     return int(connection.execute(made).scalar_one())
 
 
-def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, StoredRun]:
+def load_runs(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, StoredRun]:
     """Return runs of a shard with their current tasks, by run ID. Runs of other shards and unknown IDs are left out.
 
     Args:
@@ -149,7 +149,7 @@ def list_due_runs(connection: sa.Connection, shard: int, now: float) -> list[int
 
 def _stored(row: Any, tasks: Iterable[Any]) -> StoredRun:
     rows = list(tasks)
-    names = {each.id: element_name(each.name, each.map_index) for each in rows}
+    names = {each.id: build_element_name(each.name, each.map_index) for each in rows}
     known = WorkflowRun(
         RunState(row.state),
         {names[each.id]: _task(each) for each in rows},
@@ -185,7 +185,7 @@ def _task(row: Any) -> TaskRun:
     )
 
 
-def save(
+def save_run(
     connection: sa.Connection,
     before: StoredRun,
     after: WorkflowRun,
@@ -250,7 +250,7 @@ def _insert_tasks(  # noqa: PLR0917 - one caller
         }
         for name in names
     ]
-    return {element_name(each.name, each.map_index): each.id for each in connection.execute(_MAKE, rows)}
+    return {build_element_name(each.name, each.map_index): each.id for each in connection.execute(_MAKE, rows)}
 
 
 def _save_run(connection: sa.Connection, before: StoredRun, after: WorkflowRun, now: float) -> None:
@@ -295,7 +295,7 @@ def load_readable_part(connection: sa.Connection, run_id: int, *, shard: int) ->
     for each in rows:
         state = states.get(each.state, TaskState.KILLED)
         runs_on_master = state is TaskState.RUNNING and each.queue_key is None
-        tasks[element_name(each.name, each.map_index)] = TaskRun(state, each.n, runs_on_master=runs_on_master)
+        tasks[build_element_name(each.name, each.map_index)] = TaskRun(state, each.n, runs_on_master=runs_on_master)
     return StoredRun(
         row.id,
         row.code,
@@ -304,8 +304,8 @@ def load_readable_part(connection: sa.Connection, run_id: int, *, shard: int) ->
         row.schedule_time,
         {},
         WorkflowRun(names.get(row.state, RunState.RUNNING), tasks, row.round, dry=row.dry, fresh=row.fresh),
-        {element_name(each.name, each.map_index): each.id for each in rows},
-        {element_name(each.name, each.map_index): each.queue_key for each in rows if each.queue_key},
+        {build_element_name(each.name, each.map_index): each.id for each in rows},
+        {build_element_name(each.name, each.map_index): each.queue_key for each in rows if each.queue_key},
         parent=row.parent_task,
         depth=row.depth,
         backfill=row.backfill,

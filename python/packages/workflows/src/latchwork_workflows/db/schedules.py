@@ -113,7 +113,7 @@ def load_schedules(connection: sa.Connection, shard: int | None = None) -> list[
     return [ScheduleRow(**row) for row in found.mappings()]
 
 
-def start_fire(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
+def start_scheduled_run(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
     """Start the run of a fire time: store the fire time, a start command, and the progress of the schedule.
 
     Args:

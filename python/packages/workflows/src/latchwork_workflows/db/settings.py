@@ -42,7 +42,9 @@ def list_settings(connection: sa.Connection, kind: SettingKind, projects: Collec
     return list(connection.execute(chosen).all())
 
 
-def find(connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False) -> Row | None:
+def find_setting(
+    connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False
+) -> Row | None:
     """Return a setting, or None if there is none.
 
     Args:
@@ -62,14 +64,16 @@ def count_settings(connection: sa.Connection, kind: SettingKind, project: str) -
     return int(connection.execute(sa.select(sa.func.count()).where(table.c.project == project)).scalar_one())
 
 
-def save(connection: sa.Connection, kind: SettingKind, project: str, name: str, values: Mapping[str, Any]) -> None:
+def save_setting(
+    connection: sa.Connection, kind: SettingKind, project: str, name: str, values: Mapping[str, Any]
+) -> None:
     """Create or replace a setting."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     made = insert(TABLES[kind]).values(project=project, name=name, **values)
     connection.execute(made.on_conflict_do_update(index_elements=["project", "name"], set_=dict(values)))
 
 
-def delete(connection: sa.Connection, kind: SettingKind, project: str, name: str) -> bool:
+def delete_setting(connection: sa.Connection, kind: SettingKind, project: str, name: str) -> bool:
     """Delete a setting, and return whether it existed."""
     return bool(connection.execute(sa.delete(TABLES[kind]).where(_is_setting(kind, project, name))).rowcount)
 

@@ -49,7 +49,7 @@ class ShardGuard:
             raise NotOwner(f"shard {self.id} has a newer owner than token {self.token}")
         return int(found.seq)
 
-    def get_marked_transaction(self, connection: sa.Connection) -> int:
+    def get_transaction_in_store(self, connection: sa.Connection) -> int:
         """Return the number of the newest transaction that was also recorded in the store, or 0.
 
         The store keeps this number in the key ``high/<shard>``.
@@ -57,7 +57,7 @@ class ShardGuard:
         value = connection.execute(sa.select(about.c.value).where(about.c.name == self._mark_name)).scalar()
         return int(value or 0)
 
-    def record_mark(self, connection: sa.Connection, transaction: int) -> None:
+    def record_transaction_in_store(self, connection: sa.Connection, transaction: int) -> None:
         """Record in the database that the store has the number of this transaction.
 
         A store without that number was restored from an older backup.

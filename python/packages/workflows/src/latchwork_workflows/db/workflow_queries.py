@@ -27,7 +27,9 @@ def list_projects(connection: sa.Connection) -> list[str]:
     return list(connection.execute(sa.select(definition.c.project).distinct().order_by(definition.c.project)).scalars())
 
 
-def get_names_by_code(connection: sa.Connection, projects: Collection[str] | None, project: str = "") -> dict[int, str]:
+def get_workflow_names(
+    connection: sa.Connection, projects: Collection[str] | None, project: str = ""
+) -> dict[int, str]:
     """Return ``project.name`` of workflows, by workflow code.
 
     Args:
@@ -71,13 +73,13 @@ def list_workflows(
     return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(limit)).all())
 
 
-def find(connection: sa.Connection, project: str, name: str) -> Row | None:
+def find_workflow(connection: sa.Connection, project: str, name: str) -> Row | None:
     """Return a workflow with its schedule, or None if there is none."""
     there = sa.and_(definition.c.project == project, definition.c.name == name)
     return connection.execute(_WORKFLOW.where(there)).first()
 
 
-def find_by_code(connection: sa.Connection, code: int) -> Row | None:
+def find_workflow_by_code(connection: sa.Connection, code: int) -> Row | None:
     """Return the workflow with this code, or None."""
     return connection.execute(sa.select(*definition.c).where(definition.c.code == code)).first()
 

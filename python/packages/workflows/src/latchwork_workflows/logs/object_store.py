@@ -113,7 +113,7 @@ class SegmentLogs(LogStore):
         """
         self._put(self._segment(ref, start), data)
 
-    def put_end(self, ref: str) -> None:
+    def put_end_marker(self, ref: str) -> None:
         """Write the empty object that marks a log as complete."""
         self._put(f"{self._root}/{ref}/{_END}", b"")
 
@@ -172,7 +172,7 @@ class _Segments(LogFile):
 
     def end(self) -> None:
         """Mark the log as complete by writing its end object."""
-        self._logs.put_end(self._ref)
+        self._logs.put_end_marker(self._ref)
 
     def close(self) -> None:
         """Do nothing, because nothing is open."""

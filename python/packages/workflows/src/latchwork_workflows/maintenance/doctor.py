@@ -28,7 +28,7 @@ from latchwork_workflows.db.schedules import describe_clock_ahead
 from latchwork_workflows.db.tables import command, definition, task, workflow_run
 from latchwork_workflows.db.tables import shard as shard_
 from latchwork_workflows.errors import StoreMismatch
-from latchwork_workflows.installation import check_pair, load_installation
+from latchwork_workflows.installation import check_store_of_database, load_installation
 from latchwork_workflows.keys import (
     PROJECT,
     ItemName,
@@ -266,7 +266,7 @@ class Doctor:
         pair = self._store.get(self._keys.pair)
         try:
             with self._database.read() as connection:
-                check_pair(connection, None if pair is None else pair.value, self._store.url)
+                check_store_of_database(connection, None if pair is None else pair.value, self._store.url)
         except StoreMismatch as error:
             return [Finding("wrong store", self._store.url, None, str(error), can_repair=False)]
         first = find_problems(self._read_facts(), self._now())
@@ -306,7 +306,7 @@ class Doctor:
             self._store.put(self._keys.poke(each.shard), b"")
         return [each.id for each in asked]
 
-    def wait_done(self, commands: Sequence[int], timeout_s: float) -> bool:
+    def wait_until_executed(self, commands: Sequence[int], timeout_s: float) -> bool:
         """Wait until masters have executed these commands.
 
         Args:

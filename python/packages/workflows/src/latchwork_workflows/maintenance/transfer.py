@@ -339,7 +339,7 @@ def _write(
     shards = connection.execute(sa.select(sa.func.count()).select_from(tables.shard)).scalar_one()
     for each, one in zip(document.workflows, found, strict=True):
         if ("workflow", one.definition.key) in todo:
-            made = definitions.save(connection, one, shards=max(1, shards), author=by, online=each.online)
+            made = definitions.save_definition(connection, one, shards=max(1, shards), author=by, online=each.online)
             if each.scheduled is not None:
                 timed = sa.update(tables.schedule).where(tables.schedule.c.code == made.code)
                 connection.execute(timed.values(enabled=each.scheduled))

@@ -15,7 +15,7 @@ from latchwork_workflows.db import backfills, definitions
 from latchwork_workflows.db.commands import CommandRow, CommandType, send_command
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.master.commands import MalformedCommand, parse_backfill
+from latchwork_workflows.master.commands import MalformedCommand, parse_backfill_request
 from latchwork_workflows.master.state_cache import VersionCache
 from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.state import Event, Start, Stop
@@ -46,7 +46,7 @@ class BackfillWriter(Protocol):
         """Add an event to the timeline of a run."""
         ...
 
-    def isolate(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
+    def call_isolated(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
         """Call a function so that an error of its own run or row does not stop the others.
 
         Args:
@@ -70,7 +70,7 @@ class BackfillAdvancer:
         self._asked: set[int] = set()
 
     def apply_command(self, row: CommandRow) -> int:
-        """Create or stop a backfill as a command requests. ``advance_all`` then starts or stops its runs.
+        """Create or stop a backfill as a command requests. ``advance_changed_backfills`` then starts or stops its runs.
 
         Returns:
             The ID of the backfill.
@@ -92,7 +92,7 @@ class BackfillAdvancer:
         return number
 
     def _create(self, row: CommandRow) -> int:
-        wanted = parse_backfill(row)
+        wanted = parse_backfill_request(row)
         definitions.check_online(self._connection, wanted.code)
         definition = self._plans.get(self._connection, wanted.code, wanted.version).definition
         priority = PRIORITIES.index(wanted.priority or definition.priority)
@@ -106,7 +106,7 @@ class BackfillAdvancer:
         if "cause" in row.args:
             fields["cause"] = self._find_preceding_backfill(row)
         each = {"params": dict(wanted.params), "priority": priority, "dry": wanted.dry, "fresh": wanted.fresh}
-        return backfills.create(self._connection, {**same, **fields}, wanted.schedule_times, {**same, **each})
+        return backfills.create_backfill(self._connection, {**same, **fields}, wanted.schedule_times, {**same, **each})
 
     def _find_preceding_backfill(self, row: CommandRow) -> int:
         """Return the ID of the backfill that must be created before the requested one. An earlier command created it in
@@ -115,22 +115,22 @@ class BackfillAdvancer:
         asked = row.args["cause"]
         if type(asked) is not int:
             raise MalformedCommand(f"command {row.id} names no command that it follows")
-        number = backfills.find_by_command(self._connection, asked, shard=self._shard)
+        number = backfills.find_backfill_id_by_command(self._connection, asked, shard=self._shard)
         if number is None:
             raise WrongState("the backfill that requested this one was refused; request this one by itself")
         return number
 
     def _stop(self, number: int) -> None:
-        found = backfills.load(self._connection, number, shard=self._shard)
+        found = backfills.load_backfill(self._connection, number, shard=self._shard)
         if found is None:
             raise UnknownWorkflow(f"there is no backfill {number} here")
         if found.state not in STOPPABLE:
             raise WrongState(
                 f"backfill {number} is {found.state.value}; only one that is running or held can be stopped"
             )
-        backfills.set_state(self._connection, number, BackfillState.STOPPING, self._now)
+        backfills.set_backfill_state(self._connection, number, BackfillState.STOPPING, self._now)
 
-    def advance_all(self, written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> bool:
+    def advance_changed_backfills(self, written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> bool:
         """Start or stop runs of the backfills that this transaction has affected.
 
         Args:
@@ -141,7 +141,7 @@ class BackfillAdvancer:
         """
         going_on: set[int] = set()
         for number in sorted(self._asked | _find_changed_backfills(written, before)):
-            self._writer.isolate(partial(self._advance, number, going_on), partial(self._end, number))
+            self._writer.call_isolated(partial(self._advance, number, going_on), partial(self._end, number))
         return bool(going_on)
 
     def _advance(self, number: int, going_on: set[int]) -> None:
@@ -154,7 +154,7 @@ class BackfillAdvancer:
 
     def _end(self, number: int, error: Exception) -> None:
         _log.error("backfill %d of shard %d cannot continue: %s", number, self._shard, reason(error), exc_info=error)
-        backfills.set_state(self._connection, number, BackfillState.FAILURE, self._now)
+        backfills.set_backfill_state(self._connection, number, BackfillState.FAILURE, self._now)
 
     def _apply_to_run(self, number: int, run_id: int, event: Event) -> None:
         if isinstance(event, Start):
@@ -180,11 +180,11 @@ def _find_changed_backfills(written: Mapping[int, StoredRun], before: Mapping[in
     }
 
 
-class _RunEvents(NamedTuple):
+class _EventForRuns(NamedTuple):
     """An event to apply to some runs of a backfill.
 
     Attributes:
-        run_ids: IDs of the runs.
+        runs: IDs of the runs.
         event: The event.
     """
 
@@ -208,15 +208,15 @@ class _BackfillTurn:
         self._is_over = False
         self.goes_on = False
 
-    def plan_next_events(self) -> _RunEvents | None:
+    def plan_next_events(self) -> _EventForRuns | None:
         """Store the next state of the backfill, and return which of its runs to start or stop now. None: no runs."""
-        row = None if self._is_over else backfills.load(self._connection, self._number, shard=self._shard)
+        row = None if self._is_over else backfills.load_backfill(self._connection, self._number, shard=self._shard)
         if row is None:
             return None
         progress = backfills.count_dates(self._connection, self._number)
         step = decide_next_step(row.state, progress, parallel=row.parallel, stop_on_failure=row.stop_on_failure)
         if step.state is not row.state:
-            backfills.set_state(self._connection, self._number, step.state, self._now)
+            backfills.set_backfill_state(self._connection, self._number, step.state, self._now)
         if step.state is BackfillState.STOPPING:
             self._is_over = True
             return self._limited(backfills.list_runs_to_stop(self._connection, self._number, self._left + 1), Stop())
@@ -225,11 +225,11 @@ class _BackfillTurn:
         wanted = min(step.start, self._left + 1)
         return self._limited(backfills.list_pending_runs(self._connection, row, wanted), Start())
 
-    def _limited(self, ids: Iterable[int], event: Event) -> _RunEvents:
+    def _limited(self, ids: Iterable[int], event: Event) -> _EventForRuns:
         chosen = list(ids)
         if len(chosen) > self._left:  # later transactions handle the rest
             self._is_over = self.goes_on = True
             chosen = chosen[: self._left]
             send_command(self._connection, CommandType.WAKE, shard_id=self._shard, args={"backfill": self._number})
         self._left -= len(chosen)
-        return _RunEvents(chosen, event)
+        return _EventForRuns(chosen, event)

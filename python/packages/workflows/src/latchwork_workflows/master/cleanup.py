@@ -126,7 +126,7 @@ class Cleanup:
             self._commands()
             self._fires()
             self._events()
-            while count := self._run_in_transaction(result_cache.delete_expired, self._now()):
+            while count := self._run_in_transaction(result_cache.delete_expired_cache_entries, self._now()):
                 self._gone.outputs += count
             if self._database.is_sqlite:
                 self._shrink_database()

@@ -90,14 +90,14 @@ class BackfillDates:
     fresh: bool
 
 
-def parse_backfill(row: CommandRow) -> BackfillDates:
+def parse_backfill_request(row: CommandRow) -> BackfillDates:
     """Parse the arguments of a command that creates a backfill.
 
     Raises:
         MalformedCommand: The arguments are missing or invalid.
     """
     args = row.args
-    start = parse_start(row)
+    start = parse_run_request(row)
     times, parallel, direction = args.get("schedule_times"), args.get("parallel"), args.get("order")
     good = isinstance(times, list) and 0 < len(times) <= MAX_SCHEDULE_TIMES and direction in {"asc", "desc"}
     good = good and all(_is_time(each) for each in times or ())
@@ -119,7 +119,7 @@ def parse_backfill(row: CommandRow) -> BackfillDates:
     )
 
 
-def parse_start(row: CommandRow) -> RunRequest:
+def parse_run_request(row: CommandRow) -> RunRequest:
     """Parse the arguments of a command that starts a run.
 
     Raises:
@@ -138,7 +138,7 @@ def parse_start(row: CommandRow) -> RunRequest:
     return RunRequest(cast("int", code), cast("int", version), event, float(at), params, priority)
 
 
-def parse_event(row: CommandRow) -> Event:
+def parse_run_event(row: CommandRow) -> Event:
     """Return the event that a command requests for an existing run, such as pausing the run.
 
     Raises:

@@ -33,10 +33,10 @@ class ConcurrencyControl:
         self._limited: dict[str, bool] = {}
         self.pokes: set[int] = set()
 
-    def is_limited(self, project: str) -> bool:
+    def has_project_pool(self, project: str) -> bool:
         """Return whether a project has a pool that limits its tasks. Each task then needs a slot of that pool."""
         if project not in self._limited:
-            self._limited[project] = pools.find(self._connection, get_pool_of_project(project)) is not None
+            self._limited[project] = pools.find_pool(self._connection, get_pool_of_project(project)) is not None
         return self._limited[project]
 
     def must_wait(
@@ -105,10 +105,10 @@ class ConcurrencyControl:
         """
         project = version.definition.project
         name = get_pool_of_project(project)
-        pool = pools.find(self._connection, name)
+        pool = pools.find_pool(self._connection, name)
         if pool is None or pool.admission == "suspend":
             return True
-        pools.find(self._connection, name, lock=True)
+        pools.find_pool(self._connection, name, lock=True)
         count = pools.count_active_tasks(self._connection, project)
         if pool.admission == "precompute" or must_run:
             return count == 0 or count + version.parallelism <= pool.size
@@ -143,7 +143,7 @@ class ConcurrencyControl:
                 f"{command} run {stored.id} when it has ended, or stop it"
             )
 
-    def is_next(self, stored: StoredRun, version: LoadedVersion) -> bool:
+    def may_start_now(self, stored: StoredRun, version: LoadedVersion) -> bool:
         """Return whether a waiting run may start now. The caller must then start it in the same transaction."""
         if not self._has_pool_room(version, must_run=True):
             return False
@@ -168,8 +168,9 @@ class ConcurrencyControl:
 
 
 def select_runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Iterable[StoredRun]) -> list[int]:
-    """Return the IDs of the waiting runs that can probably start now. ``is_next`` makes the final decision under a
-    lock.
+    """Return the IDs of the waiting runs that can probably start now.
+
+    ``may_start_now`` makes the final decision under a lock.
 
     Args:
         connection: A transaction.

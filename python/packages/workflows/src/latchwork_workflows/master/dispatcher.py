@@ -191,7 +191,9 @@ class TaskItemBuilder:
         )
         value, body = spec.to_bytes()
         return TaskItem(
-            QueuePlace.parse(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._shard), value, body
+            ItemPosition.from_queue_key(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._shard),
+            value,
+            body,
         )
 
 
@@ -243,7 +245,7 @@ MAX_TASKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePlace:
+class ItemPosition:
     """Position of an attempt's item in the work queue.
 
     Attributes:
@@ -257,11 +259,11 @@ class QueuePlace:
     item: ItemName
 
     @classmethod
-    def parse(cls, queue_key: str, task: int, n: int, shard: int) -> QueuePlace:
-        """Parse a queue key from the database, which consists of partition, sort key and priority.
+    def from_queue_key(cls, queue_key: str, task: int, n: int, shard: int) -> ItemPosition:
+        """Return the position that a queue key from the database describes.
 
         Args:
-            queue_key: The three parts, separated by slashes.
+            queue_key: Partition, sort key and priority, separated by slashes.
             task: ID of the task.
             n: Number of the attempt.
             shard: ID of the shard.
@@ -280,7 +282,7 @@ class TaskItem:
         body: Second part of a large task spec.
     """
 
-    place: QueuePlace
+    place: ItemPosition
     value: bytes
     body: bytes | None = None
 
@@ -317,7 +319,7 @@ class Dispatcher:
         except Conflict as error:
             raise NotOwner(f"shard {self._shard} has another owner in the store") from error
 
-    def get_item_key(self, place: QueuePlace) -> str:
+    def get_item_key(self, place: ItemPosition) -> str:
         """Return the key of a queue item in the store."""
         return self._backlog.key(place.partition, place.sort_key, place.item.id)
 
@@ -356,14 +358,12 @@ class Dispatcher:
             self.check_owner()
             raise
 
-    def read_values(self, prefix: str) -> dict[str, bytes]:
+    def list_values(self, prefix: str) -> dict[str, bytes]:
         """Return all entries below a key prefix of the store, as values by key."""
         return {each.key: each.value for each in self._store.list(prefix, recursive=True)}
 
     def write(self, ops: Sequence[Op]) -> None:
-        """Apply writes to the store, which fail if this node no longer owns the shard. Many writes are split into
-        transactions.
-        """
+        """Apply writes to the store, in as many transactions as needed. Fails if this node no longer owns the shard."""
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 
@@ -419,7 +419,7 @@ class Dispatcher:
 
     # Withdraw and cancel
 
-    def withdraw_items(self, places: Mapping[str, QueuePlace]) -> list[str]:
+    def withdraw_items(self, places: Mapping[str, ItemPosition]) -> list[str]:
         """Remove items from the work queue, except those that a worker has claimed.
 
         Args:
@@ -453,7 +453,7 @@ class Dispatcher:
             return False  # a worker claimed it: it runs, or is canceled later
         return True
 
-    def request_cancels(self, places: Mapping[str, QueuePlace]) -> list[str]:
+    def request_cancels(self, places: Mapping[str, ItemPosition]) -> list[str]:
         """Request workers to stop running attempts, and prevent that other workers claim them.
 
         Args:
@@ -474,7 +474,7 @@ class Dispatcher:
 
     # Repair
 
-    def list_items(self) -> dict[str, QueuePlace]:
+    def list_items(self) -> dict[str, ItemPosition]:
         """Return the positions of all items in the work queue, by attempt key. Items with unknown names are skipped.
 
         The work queue contains the items of all shards.
@@ -488,10 +488,10 @@ class Dispatcher:
             if kind == "items":
                 with suppress(InvalidKey):
                     item = ItemName.parse(name)
-                    found[item.attempt_key] = QueuePlace(lane, shelf, item)
+                    found[item.attempt_key] = ItemPosition(lane, shelf, item)
         return found
 
-    def list_marked_attempts(self) -> set[str]:
+    def list_attempts_with_extra_keys(self) -> set[str]:
         """Return the keys of the attempts, in all shards, that have a cancel request or a separate key for a large task
         spec.
         """
@@ -502,13 +502,13 @@ class Dispatcher:
             for entry in self._store.list(prefix, recursive=True)
         }
 
-    def delete_marks(self, attempts: Sequence[str]) -> None:
+    def delete_extra_keys(self, attempts: Sequence[str]) -> None:
         """Delete the cancel requests and the separate spec keys of attempts that have no queue item."""
         ops = [Delete(key) for x in attempts for key in (self.keys.cancel(x), self.keys.data(x))]
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 
-    def was_claim_lost(self, place: QueuePlace) -> bool | None:
+    def was_claim_lost(self, place: ItemPosition) -> bool | None:
         """Return whether the claim of a running attempt was lost.
 
         Checks the queue item, the key of the claim and the result, in this order.
@@ -544,7 +544,9 @@ def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
 PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, Conflict)
 
 
-def build_not_taken_rows(stored: StoredRun, plan: WorkflowPlan, after: WorkflowRun, now: float) -> list[AttemptRow]:
+def build_dispatch_timeout_rows(
+    stored: StoredRun, plan: WorkflowPlan, after: WorkflowRun, now: float
+) -> list[AttemptRow]:
     """Build a history row for each attempt that was withdrawn because no worker claimed it in time.
 
     Args:

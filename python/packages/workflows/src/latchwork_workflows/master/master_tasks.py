@@ -43,11 +43,11 @@ from latchwork_workflows.state import (
     TaskRun,
     TaskState,
     WorkflowRun,
-    element_name,
+    build_element_name,
     get_element_index,
     get_map_name,
 )
-from latchwork_workflows.state.conditions import Condition, RunSucceeded, evaluate
+from latchwork_workflows.state.conditions import Condition, RunSucceeded, evaluate_condition
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.state.related_runs import (
     MAX_DEPTH,
@@ -79,7 +79,7 @@ class RunWriter(Protocol):
         """Return the current state of a run, or None if the run does not belong to this shard."""
         ...
 
-    def advance_alone(self, run_id: int, events: Iterable[Event], outputs: Outputs) -> None:
+    def advance_single_run(self, run_id: int, events: Iterable[Event], outputs: Outputs) -> None:
         """Apply events to a run, without updating the other runs that this affects."""
         ...
 
@@ -91,7 +91,9 @@ class RunWriter(Protocol):
         """Return whether a child run has to wait for the concurrency limit of its workflow."""
         ...
 
-    def isolate_prepared(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
+    def call_isolated_without_rollback(
+        self, function: Callable[[], object], on_error: Callable[[Exception], object]
+    ) -> None:
         """Call a function so that an error of its own run or row does not stop the others.
 
         Args:
@@ -100,7 +102,7 @@ class RunWriter(Protocol):
         """
         ...
 
-    def isolate_run(self, run_id: int, function: Callable[[], object]) -> None:
+    def call_isolated_for_run(self, run_id: int, function: Callable[[], object]) -> None:
         """Call a function for a run. If the function raises an error that concerns only this run, end the run as
         failed.
         """
@@ -159,7 +161,7 @@ class MasterTasks:
                 rows.append(
                     AttemptRow(made.ids[name], old.n, 0, "", "", self._now, "", self._now, outcome, error=why[:4000])
                 )
-        attempts.save(self._connection, rows, self._now)
+        attempts.save_attempts(self._connection, rows, self._now)
         if after.state in OVER:
             self._over.add(made.code)
             if made.parent is not None:
@@ -178,7 +180,7 @@ class MasterTasks:
         """Execute all queued actions of master tasks, and the further actions that these cause."""
         while self.todo:
             run_id, call = self.todo.pop(0)
-            self._writer.isolate_run(run_id, partial(self._process_call, run_id, call))
+            self._writer.call_isolated_for_run(run_id, partial(self._process_call, run_id, call))
 
     def _process_call(self, run_id: int, call: Call | None) -> None:
         stored = self._writer.get_run(run_id)
@@ -192,7 +194,7 @@ class MasterTasks:
             task = stored.known.tasks[call.task]
             if task.runs_on_master:
                 do = partial(self._kinds[call.kind], stored, call.task, task)
-                self._writer.isolate_prepared(do, partial(self._call_failed, stored, call.task, task))
+                self._writer.call_isolated_without_rollback(do, partial(self._call_failed, stored, call.task, task))
         else:
             self._command_child(stored, call)
 
@@ -212,7 +214,7 @@ class MasterTasks:
 
     def _fail(self, stored: StoredRun, name: str, task: TaskRun, why: str) -> None:
         self._why[stored.id, name] = why
-        self._writer.advance_alone(stored.id, [Ended(name, task.n, Outcome.FATAL, stored.known.round)], {})
+        self._writer.advance_single_run(stored.id, [Ended(name, task.n, Outcome.FATAL, stored.known.round)], {})
 
     def _succeed(self, stored: StoredRun, name: str, task: TaskRun, outputs: Mapping[str, Any]) -> None:
         size = len(json.dumps(outputs))
@@ -226,7 +228,7 @@ class MasterTasks:
             )
             return
         ended = Ended(name, task.n, Outcome.SUCCESS, stored.known.round)
-        self._writer.advance_alone(stored.id, [ended], {name: outputs})
+        self._writer.advance_single_run(stored.id, [ended], {name: outputs})
 
     # Children
 
@@ -244,7 +246,7 @@ class MasterTasks:
             return
         version = self._plans.get(self._connection, stored.code, stored.version)
         given = SubProcessParams.model_validate(version.tasks[get_map_name(name)].params)
-        grants.find_granted(self._connection, version.definition.project, given.workflow, "sub_process")
+        grants.find_granted_workflow(self._connection, version.definition.project, given.workflow, "sub_process")
         self._command_child(stored, Call("open", name))
 
     def _create_child(self, stored: StoredRun, name: str, task: TaskRun) -> None:
@@ -254,7 +256,7 @@ class MasterTasks:
         run = load_context(self._connection, version, stored)
         values = compute_values(run, spec, task.n, stored.outputs, index=get_element_index(name))
         params = fill_references(given.params, values, run.schedule_datetime)
-        code, number, is_online, project = grants.find_granted(
+        code, number, is_online, project = grants.find_granted_workflow(
             self._connection, version.definition.project, given.workflow, spec.type
         )
         if not is_online:
@@ -300,14 +302,14 @@ class MasterTasks:
         event = choose_event_for_child(call.kind, child.known.state)
         if call.kind == "pause" and child.known.state is RunState.SERIAL_WAIT:  # it does not start in the meantime
             task = stored.known.tasks[call.task]
-            self._writer.advance_alone(stored.id, [ChildPaused(call.task, task.n, stored.known.round)], {})
+            self._writer.advance_single_run(stored.id, [ChildPaused(call.task, task.n, stored.known.round)], {})
         elif isinstance(event, (Recover, Rerun)):
             waits = self._writer.child_must_wait(
                 child.code, child.version, ancestors=self._run_and_ancestors(stored), exclude=child.id
             )
-            self._writer.advance_alone(child.id, [replace(event, waits=waits)], {})
+            self._writer.advance_single_run(child.id, [replace(event, waits=waits)], {})
         elif event is not None:
-            self._writer.advance_alone(child.id, [event], {})
+            self._writer.advance_single_run(child.id, [event], {})
         elif child.known.state in OVER:
             self.todo.append((child.id, None))
 
@@ -324,16 +326,16 @@ class MasterTasks:
         event = choose_event_for_parent(child.known.state, place.name, task.n, run)
         if not task.runs_on_master:
             if task.state in FAILED and event is not None and getattr(event, "outcome", None) is Outcome.SUCCESS:
-                self._writer.advance_alone(parent.id, [ChildForced(place.name, run)], {})
+                self._writer.advance_single_run(parent.id, [ChildForced(place.name, run)], {})
         elif isinstance(event, Ended) and event.outcome is Outcome.SUCCESS:
-            self._writer.isolate_prepared(
+            self._writer.call_isolated_without_rollback(
                 lambda: self._succeed(parent, place.name, task, self._collect_child_outputs(child)),
                 partial(self._call_failed, parent, place.name, task),
             )
         elif event is not None:
             if isinstance(event, Ended):
                 self._why[parent.id, place.name] = f"run {child.id}, its child, is {child.known.state.value}"
-            self._writer.advance_alone(parent.id, [event], {})
+            self._writer.advance_single_run(parent.id, [event], {})
 
     def _collect_child_outputs(self, child: StoredRun) -> dict[str, Any]:
         """Combine the outputs of all tasks of a child run. If names are equal, the later task takes precedence."""
@@ -364,7 +366,7 @@ class MasterTasks:
             if not isinstance(each, RunSucceeded):
                 return None
             try:
-                code, _, _, project = grants.find_granted(
+                code, _, _, project = grants.find_granted_workflow(
                     self._connection, version.definition.project, each.workflow, "dependent"
                 )
             except UnknownWorkflow:
@@ -384,18 +386,18 @@ class MasterTasks:
                         outputs.update(values if each.task in {"", "*", of} else {})
             return said
 
-        said = evaluate(condition, leaf)
+        said = evaluate_condition(condition, leaf)
         if said:
             for project, workflow, number in sorted(used):
                 self._record_use(stored, name, project=project, kind="use outputs", workflow=workflow, run=number)
             self._succeed(stored, name, task, outputs)
         elif said is False:
             self._why[stored.id, name] = "a dependency has failed"
-            self._writer.advance_alone(stored.id, [SeenFailed(name, task.n, stored.known.round)], {})
+            self._writer.advance_single_run(stored.id, [SeenFailed(name, task.n, stored.known.round)], {})
 
     # Switches and maps
 
-    def apply_choice(self, stored: StoredRun, name: str, n: int, choice: SwitchChoice) -> None:
+    def apply_switch_choice(self, stored: StoredRun, name: str, n: int, choice: SwitchChoice) -> None:
         """Store the branch that a ``switch`` task has chosen, or the error of its expressions.
 
         Args:
@@ -409,7 +411,7 @@ class MasterTasks:
             event: Event = Ended(name, n, Outcome.FATAL, stored.known.round)
         else:
             event = Chose(name, n, choice.heads, stored.known.round)
-        self._writer.advance_alone(stored.id, [event], {})
+        self._writer.advance_single_run(stored.id, [event], {})
 
     def _expand(self, stored: StoredRun, name: str, task: TaskRun) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
@@ -419,7 +421,7 @@ class MasterTasks:
         if count > MAX_ITEMS or count + others > MAX_TASKS:
             raise ValueError(f"it has {count:,} items; a map has at most {MAX_ITEMS:,}, and a run {MAX_TASKS:,} tasks")
         if count:
-            self._writer.advance_alone(stored.id, [Expanded(name, task.n, count, stored.known.round)], {})
+            self._writer.advance_single_run(stored.id, [Expanded(name, task.n, count, stored.known.round)], {})
         else:
             self._succeed(stored, name, task, {})
 
@@ -431,7 +433,7 @@ class MasterTasks:
             name: Name of the map task.
             task: The map task.
         """
-        items = (element_name(name, index) for index in range(MAX_ITEMS))
+        items = (build_element_name(name, index) for index in range(MAX_ITEMS))
         there = [each for each in items if stored.known.tasks.get(each, _NONE).state is not TaskState.SKIPPED]
         self._succeed(stored, name, task, gather_outputs(stored.outputs.get(each, {}) for each in there))
 

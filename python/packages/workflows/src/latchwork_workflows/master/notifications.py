@@ -52,7 +52,7 @@ class Notifications:
             task = version.tasks[get_map_name(name)] if version is not None else None
             mail = task.params.get("mail") if task is not None and task.type == "sql" else None
             if version is not None and isinstance(mail, Mapping):
-                alerts.create_rows_alert(self._connection, version.definition, made, name, mail, now=self._now)
+                alerts.create_query_result_alert(self._connection, version.definition, made, name, mail, now=self._now)
 
     def _add_run_alerts(self, made: StoredRun, after: WorkflowRun, why: str) -> None:
         version = _find_version(self._plans, self._connection, made) if after.facts else None

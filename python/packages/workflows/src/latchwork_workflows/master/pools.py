@@ -52,7 +52,7 @@ class PoolSizes:
         if self._wanted is None or self._wanted == self._written:
             return
         keys = self._dispatcher.keys
-        there = {key: value for key, value in self._dispatcher.read_values(keys.slots).items() if key.endswith("/size")}
+        there = {key: value for key, value in self._dispatcher.list_values(keys.slots).items() if key.endswith("/size")}
         now = {keys.pool_size(name): str(size).encode() for name, size in self._wanted.items()}
         ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
         gone = [key for key in there if key not in now]

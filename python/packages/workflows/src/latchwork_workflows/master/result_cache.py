@@ -116,7 +116,7 @@ class ResultCache:
     ) -> dict[str, CacheEntry]:
         now, after = self._now, found.after
         keys = self._compute_cache_keys(stored, version, after, {**outputs, **found.outputs})
-        known = result_cache.find(self._connection, keys.values())
+        known = result_cache.find_cache_entries(self._connection, keys.values())
         hits = {name: known[key] for name, key in keys.items() if key in known}
         return {
             name: each

@@ -27,7 +27,7 @@ from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.keys import Keys, Order
 from latchwork_workflows.master.commands import RunErrorSuspected, get_error_text, may_concern_one_run
 from latchwork_workflows.master.concurrency import select_runs_to_check
-from latchwork_workflows.master.dispatcher import PASSING, Dispatcher, QueuePlace, TaskItem, TaskItemBuilder
+from latchwork_workflows.master.dispatcher import PASSING, Dispatcher, ItemPosition, TaskItem, TaskItemBuilder
 from latchwork_workflows.master.pools import PoolSizes
 from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt, VersionCache
 from latchwork_workflows.master.store_reader import (
@@ -111,7 +111,7 @@ class ShardLoop:
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._marked = 0
         self._noted_at = -1e18
-        self._abandoned: dict[str, QueuePlace] = {}
+        self._abandoned: dict[str, ItemPosition] = {}
         self._pokes: set[int] = set()
         self._task_specs = TaskItemBuilder(tools.database, tools.plans, shard)
         self._pools = PoolSizes(shard, self._dispatcher)
@@ -185,7 +185,7 @@ class ShardLoop:
         """
         if not self._is_known:
             self._take_over(mirror)
-        now = self._cache.set_time(self._tools.now())
+        now = self._cache.update_time(self._tools.now())
         found = self._looking.read(mirror.snapshot().values())
         is_asked = self._must_poll(found, now)
         written = self._write_changes(found, now, is_asked=is_asked)
@@ -232,8 +232,8 @@ class ShardLoop:
         """
         ids = runs.list_active_runs(connection, self._id)
         if not self._is_careful:
-            return list(runs.load(connection, ids).values())
-        return [stored for each in ids if (stored := writing.check_readable(each)) is not None]
+            return list(runs.load_runs(connection, ids).values())
+        return [stored for each in ids if (stored := writing.end_run_if_invalid(each)) is not None]
 
     def _transaction(self) -> Any:
         return self._tools.database.write()
@@ -290,7 +290,7 @@ class ShardLoop:
             if found.unknown_keys:
                 self._tidy[1].extend(found.unknown_keys)
             return None
-        if not (due or has_commands or removed) and self._debounce.may_wait(what, self._clock.now()):
+        if not (due or has_commands or removed) and self._debounce.may_delay(what, self._clock.now()):
             return None
         for attempt in removed.values():
             stored = self._cache.runs.get(attempt.run_id)
@@ -326,7 +326,7 @@ class ShardLoop:
         A store that was restored from an older backup is then recognized.
         """
         if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
-            self._guard.record_mark(connection, self._marked)
+            self._guard.record_transaction_in_store(connection, self._marked)
             self._noted_at = self._clock.now()
 
     def _find_lost_attempts(self, found: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
@@ -343,10 +343,10 @@ class ShardLoop:
 
         asks = [(each, look) for each in find_missing_attempts(self._cache, found)]
         asks += [(each, heard) for each in find_reclaimed_attempts(self._cache, found, self._claims)]
-        self._isolate_runs((each.run_id, partial(ask, each)) for each, ask in asks)
+        self._call_isolated_by_run((each.run_id, partial(ask, each)) for each, ask in asks)
         return {each: died for each, died in result.items() if each.run_id in self._cache.runs}
 
-    def _isolate_runs(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
+    def _call_isolated_by_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
         """Call a function for each of some runs. If a function raises an error that concerns only its run, end that run
         as failed.
 
@@ -362,9 +362,9 @@ class ShardLoop:
                     raise
                 errors[run_id] = error
         if errors:
-            self._write_carefully(lambda writing: writing.end_runs_as_failed(errors))
+            self._write_run_by_run(lambda writing: writing.end_runs_as_failed(errors))
 
-    def _write_carefully(self, do: Callable[[TurnWriter], object]) -> None:
+    def _write_run_by_run(self, do: Callable[[TurnWriter], object]) -> None:
         """Run a transaction that processes each run separately, so that an error of one run does not affect the others.
 
         Args:
@@ -438,12 +438,12 @@ class ShardLoop:
             self._dispatcher.delete_results(ended, strange, seq)
             self._marked = seq
             self._tidy = ([], [], seq)
-        self._isolate_runs((each, partial(self._end_attempts, each)) for each in list(self._cache.to_settle))
+        self._call_isolated_by_run((each, partial(self._end_attempts, each)) for each in list(self._cache.to_settle))
         while self._abandoned:
             self._abandon_attempt(*next(iter(self._abandoned.items())))
         self._decide_switches()
 
-    def _abandon_attempt(self, attempt_key: str, place: QueuePlace) -> None:
+    def _abandon_attempt(self, attempt_key: str, place: ItemPosition) -> None:
         """Withdraw an attempt of an ended run from the queue. If a worker has claimed it, request the worker to cancel
         it.
 
@@ -471,7 +471,7 @@ class ShardLoop:
             self._cache.to_put.pop(x, None)
         failed += [(each, refused[each.attempt_key]) for each in waiting if each.attempt_key in refused]
         if failed:
-            self._write_carefully(partial(self._fail_attempts, failed))
+            self._write_run_by_run(partial(self._fail_attempts, failed))
             self._is_busy = True
 
     def _decide_switches(self) -> None:
@@ -491,7 +491,7 @@ class ShardLoop:
             with self._transaction() as connection:
                 self._guard.check_owner(connection)
                 writing = self._writer(connection, self._cache)
-                writing.apply_choices(made)
+                writing.apply_switch_choices(made)
                 writing.finish_turn()
             self._apply_committed(writing.written)
 
@@ -554,15 +554,15 @@ class ShardLoop:
         stored = self._cache.runs[run_id]
         return SubmittedAttempt(run_id, name, stored.ids[name], stored.known.tasks[name].n)
 
-    def _queue_place(self, attempt: SubmittedAttempt) -> QueuePlace:
+    def _queue_place(self, attempt: SubmittedAttempt) -> ItemPosition:
         stored = self._cache.runs[attempt.run_id]
-        return QueuePlace.parse(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
+        return ItemPosition.from_queue_key(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
 
     def _compute_wait_s(self, now: float) -> float:
         """Return the seconds until the next turn is needed."""
         until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._debounce.left_s(self._clock.now())]
-        if self._cache.next_wake is not None:
-            until.append(self._cache.next_wake - now)
+        if self._cache.next_decision_at is not None:
+            until.append(self._cache.next_decision_at - now)
         if self._next_fire is not None:
             until.append(self._next_fire - now)
         if self._cache.to_settle or self._cache.to_put:

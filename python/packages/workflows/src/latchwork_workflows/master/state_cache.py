@@ -157,7 +157,7 @@ class StateCache:
             heapq.heappush(self._wakes, (now, run_id))
         return list(found)
 
-    def set_time(self, now: float) -> float:
+    def update_time(self, now: float) -> float:
         """Set the current time and return it.
 
         If the clock was set back, all waiting runs become due once, so that their wake-up times are corrected.
@@ -170,7 +170,7 @@ class StateCache:
         return now
 
     @property
-    def next_wake(self) -> float | None:
+    def next_decision_at(self) -> float | None:
         """The earliest time at which a run may need a decision, in seconds since the epoch."""
         if self._again:
             return float("-inf")
@@ -295,7 +295,7 @@ class VersionCache:
             if found is not None:
                 self._known.move_to_end((code, number))
                 return found
-        definition = definitions.load(connection, code, number)
+        definition = definitions.load_definition(connection, code, number)
         order = sort_topologically({each.name: each.after for each in definition.tasks})
         made = LoadedVersion(code, number, definition, build_plan(definition, order))
         with self._mutex:

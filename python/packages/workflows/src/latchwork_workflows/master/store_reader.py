@@ -189,7 +189,7 @@ class Debounce:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def may_wait(self, reported: ReportedEvents, now: float) -> bool:
+    def may_delay(self, reported: ReportedEvents, now: float) -> bool:
         """Return whether these events may be written later. The delay is counted from the first claim.
 
         Args:
@@ -309,7 +309,7 @@ def drop_orphans(
         shard: ID of the shard.
         own_tasks: Returns which of the given tasks belong to this shard. For the first shard, also deleted tasks.
     """
-    marked = dispatcher.list_marked_attempts()
+    marked = dispatcher.list_attempts_with_extra_keys()
     items = dispatcher.list_items()
     wanted = list_attempts_at_workers(cache)
     orphans = {x: place for x, place in items.items() if place.item.shard == shard and x not in wanted}
@@ -318,7 +318,7 @@ def drop_orphans(
     left = {x for x in marked if x not in items and x not in wanted and is_attempt_key(x)}
     ours = own_tasks({parse_attempt_key(x)[0] for x in left})
     gone = sorted(x for x in left if parse_attempt_key(x)[0] in ours)
-    dispatcher.delete_marks(gone)
+    dispatcher.delete_extra_keys(gone)
     if orphans or gone:
         what = f"{counted(len(orphans), 'item')} and {counted(len(gone), 'mark')} without a run that needs them"
         _log.warning("shard %d: dropped %s (%d are ended by their workers)", shard, what, len(ended))

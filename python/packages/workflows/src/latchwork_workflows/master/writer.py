@@ -28,11 +28,11 @@ from latchwork_workflows.master.commands import (
     RunRequest,
     get_error_text,
     may_concern_one_run,
-    parse_event,
-    parse_start,
+    parse_run_event,
+    parse_run_request,
 )
 from latchwork_workflows.master.concurrency import ConcurrencyControl
-from latchwork_workflows.master.dispatcher import QueuePlace, SwitchChoice, build_not_taken_rows
+from latchwork_workflows.master.dispatcher import ItemPosition, SwitchChoice, build_dispatch_timeout_rows
 from latchwork_workflows.master.master_tasks import MasterTasks, WakeUps
 from latchwork_workflows.master.notifications import Notifications, create_takeover_alerts
 from latchwork_workflows.master.result_cache import ResultCache
@@ -73,7 +73,7 @@ class TurnResult:
 
     runs: dict[int, StoredRun] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
-    abandoned: dict[str, QueuePlace] = field(default_factory=dict)
+    abandoned: dict[str, ItemPosition] = field(default_factory=dict)
     more: bool = False
     fired: bool = False
     needs_repair: bool = False
@@ -113,16 +113,16 @@ class TurnWriter:
     def finish_turn(self) -> None:
         """Complete the turn: start further runs of backfills, and notify runs that waited for runs that have ended."""
         self._held.process_calls()
-        self.written.more |= self._backfills.advance_all(self.written.runs, self._cache.runs)
+        self.written.more |= self._backfills.advance_changed_backfills(self.written.runs, self._cache.runs)
         self.written.pokes |= self._held.wake_dependents()
         made = self._result_cache.made
         for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
-            self.isolate(partial(result_cache.save, self._connection, batch), _log_skipped)
+            self.call_isolated(partial(result_cache.save_cache_entries, self._connection, batch), _log_skipped)
         self.written.pokes |= self._concurrency.find_shards_to_notify(self.written.runs.values(), self._cache.runs)
 
     # Errors of one run
 
-    def isolate(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
+    def call_isolated(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
         """Call a function so that an error of its own run, command or row does not stop the others.
 
         Args:
@@ -147,12 +147,19 @@ class TurnWriter:
             self._held.todo = todo
             on_error(error)
 
-    def isolate_prepared(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Like ``isolate``, for a function that writes nothing before it can fail. Only database errors roll the turn
-        back.
+    def call_isolated_without_rollback(
+        self, function: Callable[[], object], on_error: Callable[[Exception], object]
+    ) -> None:
+        """Call a function so that an error of its own run or row does not stop the others. Nothing is rolled back.
+
+        A database error is raised unless this turn processes runs separately.
+
+        Args:
+            function: The function. It must write nothing before it can fail.
+            on_error: Called with such an error.
         """
         if self._is_careful:
-            self.isolate(function, on_error)
+            self.call_isolated(function, on_error)
             return
         try:
             function()
@@ -163,11 +170,11 @@ class TurnWriter:
                 raise
             on_error(error)
 
-    def isolate_run(self, run_id: int, function: Callable[[], object]) -> None:
+    def call_isolated_for_run(self, run_id: int, function: Callable[[], object]) -> None:
         """Call a function for a run. If the function raises an error that concerns only this run, end the run as
         failed.
         """
-        self.isolate(function, partial(self._end_run_of, run_id))
+        self.call_isolated(function, partial(self._end_run_of, run_id))
 
     def _end_run_of(self, run_id: int, error: Exception) -> None:
         stored = self.get_run(run_id)
@@ -198,13 +205,13 @@ class TurnWriter:
             partial(self._notifications.record_saved_run, stored, made, known, why=why),
             partial(self.record_event, stored.id, "error", details={"error": why}),
         ):
-            self.isolate(tell, _log_skipped)
+            self.call_isolated(tell, _log_skipped)
 
     def _abandon_run(self, stored: StoredRun) -> None:
         """Record that the queued attempts of a run must be withdrawn and its claimed attempts canceled."""
         for name, task in stored.known.tasks.items():
             if task.is_at_worker:
-                place = QueuePlace.parse(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
+                place = ItemPosition.from_queue_key(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
                 self.written.abandoned[place.item.attempt_key] = place
 
     def end_runs_as_failed(self, errors: Mapping[int, Exception]) -> None:
@@ -225,13 +232,17 @@ class TurnWriter:
             owners: The former owner and the new owner.
         """
         tell = partial(create_takeover_alerts, shard=self._shard, token=token, owners=owners, now=self._now)
-        self.isolate(partial(tell, self._connection, self._plans, known), _log_skipped)
+        self.call_isolated(partial(tell, self._connection, self._plans, known), _log_skipped)
 
-    def check_readable(self, run_id: int) -> StoredRun | None:
-        """Return a run that was just read. If it is invalid, end it as failed and return None."""
+    def end_run_if_invalid(self, run_id: int) -> StoredRun | None:
+        """End a run that was just read as failed if it is invalid.
+
+        Returns:
+            The run if it is valid and active, otherwise None.
+        """
         stored = self.get_run(run_id)
         if stored is not None:
-            self.isolate_run(run_id, partial(StateCache, [stored]))
+            self.call_isolated_for_run(run_id, partial(StateCache, [stored]))
         found = self.written.runs.get(run_id, stored)
         return None if found is None or found.known.state in OVER else found
 
@@ -265,29 +276,29 @@ class TurnWriter:
 
         for attempt, runs_ in reported.claimed:
             if attempt.task in known:
-                self.isolate_run(attempt.run_id, partial(claimed, attempt, runs_))
+                self.call_isolated_for_run(attempt.run_id, partial(claimed, attempt, runs_))
         for x, result in reported.ended:
             row, n = parse_attempt_key(x)
             self.written.ended.append(x)
             if row in known:
-                self.isolate_run(known[row][0], partial(ended, row, n, result))
+                self.call_isolated_for_run(known[row][0], partial(ended, row, n, result))
             else:
                 _log.warning(
                     "attempt %s of shard %d has a result, but belongs to no task; it is dropped", x, self._shard
                 )
         for attempt in reported.lost:
             mark_lost = partial(attempts.mark_open_attempts_lost, self._connection, attempt.task, attempt.n, self._now)
-            self.isolate_run(attempt.run_id, mark_lost)
+            self.call_isolated_for_run(attempt.run_id, mark_lost)
         self._save_history(rows)
         return outputs
 
     def _save_history(self, rows: Iterable[tuple[int, AttemptRow]]) -> None:
         if not self._is_careful:
             with _suspect_run_error():
-                attempts.save(self._connection, [row for _, row in rows], self._now)
+                attempts.save_attempts(self._connection, [row for _, row in rows], self._now)
             return
         for run_id, row in rows:
-            self.isolate_run(run_id, partial(attempts.save, self._connection, [row], self._now))
+            self.call_isolated_for_run(run_id, partial(attempts.save_attempts, self._connection, [row], self._now))
 
     def advance_due_runs(self, run_ids: Iterable[int]) -> None:
         """Advance the runs whose timers are due."""
@@ -310,10 +321,12 @@ class TurnWriter:
             events: Events that every state of a run accepts.
             outputs: Outputs of tasks that have ended, by run ID and task name.
         """
-        self.advance_alone(run_id, events, (outputs or {}).get(run_id, {}))
+        self.advance_single_run(run_id, events, (outputs or {}).get(run_id, {}))
         self._held.process_calls()
 
-    def advance_alone(self, run_id: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
+    def advance_single_run(
+        self, run_id: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Apply events to one run, without updating the other runs that this affects."""
         stored = self.get_run(run_id)
         if stored is None:
@@ -323,7 +336,7 @@ class TurnWriter:
             version = self._plans.get(self._connection, stored.code, stored.version)
             self._save(stored, version, advance(version.plan, stored.known, events, self._now), outputs)
 
-        self.isolate(do, partial(self.end_run_as_failed, stored))
+        self.call_isolated(do, partial(self.end_run_as_failed, stored))
 
     def get_run(self, run_id: int) -> StoredRun | None:
         """Return the current state of a run of this shard. None if it does not exist, or has ended and cannot be
@@ -335,9 +348,9 @@ class TurnWriter:
         found: dict[int, StoredRun] = {}
 
         def load() -> None:
-            found.update(runs.load(self._connection, [run_id], shard=self._shard))
+            found.update(runs.load_runs(self._connection, [run_id], shard=self._shard))
 
-        self.isolate(load, partial(self._end_unreadable, run_id))
+        self.call_isolated(load, partial(self._end_unreadable, run_id))
         return found.get(run_id) or self.written.runs.get(run_id)
 
     def _end_unreadable(self, run_id: int, error: Exception) -> None:
@@ -363,12 +376,12 @@ class TurnWriter:
         )
         after, ended = known.after, {**ended, **{name: dict(each) for name, each in known.outputs.items()}}
         keys = self._assign_queue_keys(stored, version, after)
-        ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
+        ids = runs.save_run(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
         history = [
-            *build_not_taken_rows(stored, version.plan, after, self._now),
+            *build_dispatch_timeout_rows(stored, version.plan, after, self._now),
             *known.build_attempt_rows(ids, self._now),
         ]
-        attempts.save(self._connection, history, self._now)
+        attempts.save_attempts(self._connection, history, self._now)
         known.record_hits(self._connection, stored.id, self._now)
         made = build_stored_run(stored, after, ids, keys, ended)
         self.written.runs[stored.id] = made
@@ -400,7 +413,7 @@ class TurnWriter:
                     now=self._now,
                     order=self._order,
                     forced=forced,
-                    is_limited=self._concurrency.is_limited(version.definition.project),
+                    has_project_pool=self._concurrency.has_project_pool(version.definition.project),
                 )
         return found
 
@@ -420,17 +433,17 @@ class TurnWriter:
 
         def save() -> None:
             row = AttemptRow(stored.ids[name], n, 0, "", "", self._now, "", self._now, "fatal", error=reason[:4000])
-            attempts.save(self._connection, [row], self._now)
+            attempts.save_attempts(self._connection, [row], self._now)
 
-        self.isolate_run(run_id, save)
+        self.call_isolated_for_run(run_id, save)
         self.advance_run(run_id, [event])
 
-    def apply_choices(self, choices: Mapping[SubmittedAttempt, SwitchChoice]) -> None:
+    def apply_switch_choices(self, choices: Mapping[SubmittedAttempt, SwitchChoice]) -> None:
         """Store the branches that switches have chosen."""
         for attempt, choice in choices.items():
             stored = self.get_run(attempt.run_id)
             if stored is not None:
-                self._held.apply_choice(stored, attempt.name, attempt.n, choice)
+                self._held.apply_switch_choice(stored, attempt.name, attempt.n, choice)
                 self._held.process_calls()
 
     def record_event(self, run_id: int, kind: str, *, details: Mapping[str, Any]) -> None:
@@ -443,7 +456,9 @@ class TurnWriter:
     def start_due_schedules(self, due: Iterable[tuple[schedules.ScheduleRow, float]]) -> None:
         """Write a start command for each schedule that is due."""
         for row, at in due:
-            self.isolate(partial(schedules.start_fire, self._connection, row, at), partial(self._mark_broken, row))
+            self.call_isolated(
+                partial(schedules.start_scheduled_run, self._connection, row, at), partial(self._mark_broken, row)
+            )
             self.written.fired = True
 
     def _mark_broken(self, row: schedules.ScheduleRow, error: Exception) -> None:
@@ -456,7 +471,7 @@ class TurnWriter:
         self.written.more = len(rows) == MAX_COMMANDS
         for row in rows:
             if not self._wake_ups.is_done(row):
-                self.isolate(partial(self._apply_command, row), partial(self._refuse_command, row))
+                self.call_isolated(partial(self._apply_command, row), partial(self._refuse_command, row))
         self.written.more |= self._wake_ups.goes_on
 
     def _apply_command(self, row: CommandRow) -> None:
@@ -480,7 +495,7 @@ class TurnWriter:
         commands.record_command_result(self._connection, row.id, self._now, run_id=None, error=get_error_text(error))
 
     def _start(self, row: CommandRow) -> int:
-        wanted = parse_start(row)
+        wanted = parse_run_request(row)
         definitions.check_online(self._connection, wanted.code)
         version = self._plans.get(self._connection, wanted.code, wanted.version)
         waits = self._concurrency.must_wait(version, dry=wanted.event.dry)
@@ -500,7 +515,7 @@ class TurnWriter:
         after = advance(version.plan, WorkflowRun(), [request.event], self._now)
         priority = request.priority or version.definition.priority
         with _suspect_run_error() if not self._is_careful else nullcontext():
-            made = runs.create(
+            made = runs.create_run(
                 self._connection,
                 self._shard,
                 request.code,
@@ -530,7 +545,7 @@ class TurnWriter:
         if row.type == "wake" and row.run_id is None:
             self._wake_ups.apply_command(row)
             return None
-        wanted = parse_event(row)
+        wanted = parse_run_event(row)
         run_id = row.run_id or 0
         stored = self.get_run(run_id)
         if stored is None:
@@ -545,7 +560,7 @@ class TurnWriter:
     def start_waiting_runs(self, run_ids: Iterable[int]) -> None:
         """Start runs that waited for the concurrency limits of their workflows."""
         for run_id in run_ids:
-            self.isolate_run(run_id, partial(self._start_waiting_run, run_id))
+            self.call_isolated_for_run(run_id, partial(self._start_waiting_run, run_id))
             self._held.process_calls()
 
     def _start_waiting_run(self, run_id: int) -> None:
@@ -553,11 +568,13 @@ class TurnWriter:
         if stored is None or stored.known.state is not RunState.SERIAL_WAIT:
             return
         try:
-            is_next = self._concurrency.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
+            may_start_now = self._concurrency.may_start_now(
+                stored, self._plans.get(self._connection, stored.code, stored.version)
+            )
         except (ValueError, UnknownWorkflow):
-            is_next = True  # no version can start it: the run fails, not its shard
-        if is_next:
-            self.advance_alone(run_id, [Begin()], {})
+            may_start_now = True  # no version can start it: the run fails, not its shard
+        if may_start_now:
+            self.advance_single_run(run_id, [Begin()], {})
 
     def child_must_wait(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
         """Return whether a child run has to wait for the concurrency limit of its workflow.

@@ -85,7 +85,7 @@ class Budget:
         if self._left < 0:
             raise ExpressionError(f"it takes more than {self._steps:,} steps; compare smaller values")
 
-    def take_text(self, *texts: str) -> None:
+    def spend_on_texts(self, *texts: str) -> None:
         """Subtract the steps of an operation that reads all of these texts.
 
         Raises:
@@ -301,7 +301,7 @@ def _is_equal(left: Any, right: Any, budget: Budget, depth: int = 0) -> bool:
         return False
     if kind not in {"a list", "an object"}:
         if kind == "text":
-            budget.take_text(left)
+            budget.spend_on_texts(left)
         return bool(left == right)
     if len(left) != len(right):
         return False
@@ -387,7 +387,7 @@ class _Evaluation:
         if kinds != {"a number"} and not (operator == "+" and kinds == {"text"}):
             raise self._type_error(operator, (node.left, left), (node.right, right))
         if kinds == {"text"}:
-            self._budget.take_text(left, right)
+            self._budget.spend_on_texts(left, right)
         try:
             return _check_limits(_CALCULATE[operator](left, right))
         except ArithmeticError as error:
@@ -413,7 +413,7 @@ class _Evaluation:
         if kinds not in ({"a number"}, {"text"}):
             raise self._type_error(operator, left, right)
         if kinds == {"text"}:
-            self._budget.take_text(left[1])
+            self._budget.spend_on_texts(left[1])
         return _ORDER[operator](left[1], right[1])
 
     def _contains(self, left: tuple[ast.expr, Any], right: tuple[ast.expr, Any]) -> bool:
@@ -422,7 +422,7 @@ class _Evaluation:
             return any(_is_equal(item, each, self._budget) for each in whole)
         if isinstance(whole, (str, Mapping)) and isinstance(item, str):
             if isinstance(whole, str):
-                self._budget.take_text(whole, item)
+                self._budget.spend_on_texts(whole, item)
             return item in whole
         raise self._type_error("in", left, right)
 
@@ -490,7 +490,7 @@ class _Evaluation:
             if kinds not in ({"a number"}, {"text"}):
                 raise ExpressionError(f"{name}() takes numbers or texts, not {' and '.join(sorted(kinds))}")
             if kinds == {"text"}:
-                self._budget.take_text(each)
+                self._budget.spend_on_texts(each)
             found = each if better(_check_limits(each), found) else found
         return _check_limits(found)
 

@@ -11,7 +11,7 @@ from latchwork_workflows.model.definition import PRIORITIES, Definition, TaskSpe
 from latchwork_workflows.model.templates import CONNECTION, fill_references, iter_names
 from latchwork_workflows.model.values import RunContext, compute_values
 from latchwork_workflows.schemas.pools import get_pool_of_project
-from latchwork_workflows.state import OnTimeout, element_name
+from latchwork_workflows.state import OnTimeout, build_element_name
 
 
 def build_message(
@@ -48,7 +48,7 @@ def build_message(
         code,
         version,
         run.definition.key,
-        element_name(task.name, index),
+        build_element_name(task.name, index),
         task.type,
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
@@ -107,7 +107,7 @@ def build_queue_key(
     now: float,
     order: Order,
     forced: bool,
-    is_limited: bool = False,
+    has_project_pool: bool = False,
 ) -> str:
     """Return the partition and the sort key of an attempt in the work queue, as one text.
 
@@ -119,10 +119,10 @@ def build_queue_key(
         now: Seconds since the epoch.
         order: Order in which tasks are claimed.
         forced: Whether the task starts without waiting for a pool slot.
-        is_limited: Whether the project has a pool that limits its tasks.
+        has_project_pool: Whether the project has a pool that limits its tasks.
     """
     pools = [] if forced or task.pool is None else [task.pool]
-    if is_limited and not forced:
+    if has_project_pool and not forced:
         pools.append(get_pool_of_project(definition.project))
     lane = build_partition(task.worker_group or definition.worker_group, *pools)
     in_run = PRIORITIES.index(task.priority)

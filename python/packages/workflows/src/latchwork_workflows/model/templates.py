@@ -119,14 +119,14 @@ def get_variable_name(name: str) -> str:
     return re.sub(r"[.-]", "_", name)
 
 
-def format_variable(value: Any) -> str:
+def format_environment_value(value: Any) -> str:
     """Convert a JSON value to the text of an environment variable."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def find_variable_problem(text: str) -> str:
+def find_environment_value_problem(text: str) -> str:
     """Return why a text cannot be the value of an environment variable, or an empty text if it can."""
     if "\0" in text:
         return "it has a NUL character"

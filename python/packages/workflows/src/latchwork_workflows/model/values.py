@@ -17,8 +17,8 @@ from zoneinfo import ZoneInfo
 from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.templates import (
     fill_references,
-    find_variable_problem,
-    format_variable,
+    find_environment_value_problem,
+    format_environment_value,
     get_variable_name,
     iter_names,
     iter_texts,
@@ -193,7 +193,7 @@ def _drop_large_outputs(run: RunContext, task: TaskSpec, found: dict[str, Any]) 
     """Return the values without outputs that are too large for environment variables and that the task does not refer
     to.
     """
-    large = [name for name, value in found.items() if find_variable_problem(format_variable(value))]
+    large = [name for name, value in found.items() if find_environment_value_problem(format_environment_value(value))]
     if large:
         texts = iter_texts([run.definition.params, task.params, task.env, task.map])
         words = {word for text in texts for word in _WORD.findall(text)}

@@ -11,7 +11,7 @@ from latchwork_workflows.services.context import ServiceContext, require_role
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
-def create(context: ServiceContext, user: Identity, name: str, password: str | None) -> None:
+def create_account(context: ServiceContext, user: Identity, name: str, password: str | None) -> None:
     """Create an account without roles.
 
     Raises:
@@ -25,7 +25,7 @@ def create(context: ServiceContext, user: Identity, name: str, password: str | N
     _as_problem(lambda: context.accounts.create_account(name, password, by=user.name))
 
 
-def change(
+def change_account(
     context: ServiceContext,
     user: Identity,
     name: str,
@@ -60,7 +60,7 @@ def change(
     if enabled is not None:
         context.accounts.set_enabled(name, enabled, by=user.name)
     if password is not None:
-        if not context.accounts.confirm_password(user.name, current):
+        if not context.accounts.is_own_password(user.name, current):
             raise HttpProblem(403, "current: this is not your current password; nothing was changed", needs="password")
         _as_problem(lambda: context.accounts.set_password(name, password, by=user.name))
 
@@ -131,7 +131,7 @@ def require_session(user: Identity) -> None:
         raise HttpProblem(403, "a token cannot change accounts, roles or tokens; sign in with a browser")
 
 
-def list_actions(
+def list_user_actions(
     context: ServiceContext, user: Identity, *, by: str = "", before: int | None = None, limit: int = 100
 ) -> list[history.HistoryEvent]:
     """Return actions of users from the audit log, newest first, in the projects that the account administers.

@@ -52,7 +52,7 @@ def find_attempt(context: ServiceContext, user: Identity, name: str) -> FoundAtt
     task, n, claim = (int(each) for each in name.split("."))
     if max(task, claim) >= 2**63 or n >= 2**31:
         raise HttpProblem(404, f"there is no attempt {name}")
-    row = tasks.find_row(context, user, task)
+    row = tasks.find_task_row(context, user, task)
     with context.database.read() as connection:
         found = run_queries.find_attempt(connection, task, n, claim)
     if found is None:

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork_workflows.db import backfills, workflow_queries
-from latchwork_workflows.db.commands import CommandType, SentCommand, is_repeated, send_command
-from latchwork_workflows.db.definitions import load as load_definition
+from latchwork_workflows.db.commands import CommandType, SentCommand, is_unique_key_used, send_command
+from latchwork_workflows.db.definitions import load_definition
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.related_runs import DependentWorkflow
 from latchwork_workflows.db.related_runs import list_dependent_workflows as of_workflow
@@ -81,7 +81,7 @@ def list_dependent_workflows(
             workflow.
     """
     with context.database.read() as connection:
-        require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        require_visible(user, workflow_queries.find_workflow(connection, project, name), f"workflow {project}.{name}")
         return [each.definition.key for each in _dependent_workflows(connection, user, f"{project}.{name}", dependents)]
 
 
@@ -174,14 +174,14 @@ def _dates(request: BackfillRequest) -> DateRange | Sequence[date]:
         raise HttpProblem(422, f"{field}: {error}", errors=[(field, str(error))]) from None
 
 
-def find_row(context: ServiceContext, user: Identity, backfill_id: int) -> Row:
+def find_backfill_row(context: ServiceContext, user: Identity, backfill_id: int) -> Row:
     """Return the database row of a backfill, if the account may see it.
 
     Raises:
         HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
-        return require_visible(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
+        return require_visible(user, backfills.find_backfill(connection, backfill_id), f"backfill {backfill_id}")
 
 
 def get_backfill(context: ServiceContext, user: Identity, backfill_id: int) -> Backfill:
@@ -191,7 +191,7 @@ def get_backfill(context: ServiceContext, user: Identity, backfill_id: int) -> B
         HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
-        row = require_visible(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
+        row = require_visible(user, backfills.find_backfill(connection, backfill_id), f"backfill {backfill_id}")
         return _backfill(row, backfills.count_runs_by_state(connection, [backfill_id])[backfill_id])
 
 
@@ -222,7 +222,7 @@ def list_backfills(
     """
     with context.database.read() as connection:
         if workflow and project:
-            there = workflow_queries.find(connection, project, workflow)
+            there = workflow_queries.find_workflow(connection, project, workflow)
             codes: list[int] | None = [require_visible(user, there, f"workflow {project}.{workflow}").code]
         else:
             codes = list_visible_codes(connection, user, project)
@@ -253,7 +253,7 @@ def list_runs(
         HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
-        require_visible(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
+        require_visible(user, backfills.find_backfill(connection, backfill_id), f"backfill {backfill_id}")
         rows = backfills.list_runs(connection, backfill_id, state=state, after=after, limit=limit)
     return [BackfillRun.of(row) for row in rows]
 
@@ -267,7 +267,9 @@ def preview_times(
         HttpProblem: 404 (not found) if there is no such workflow, 422 (invalid) if the dates have no schedule times.
     """
     with context.database.read() as connection:
-        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(
+            user, workflow_queries.find_workflow(connection, project, name), f"workflow {project}.{name}"
+        )
         body = load_definition(connection, row.code, row.version)
     return _schedule_times(dates, body)
 
@@ -289,10 +291,10 @@ def stop_backfill(
             (conflict) if the backfill has ended or is stopping.
         KeyReused: The key was used before, for another command.
     """
-    row = find_row(context, user, backfill_id)
+    row = find_backfill_row(context, user, backfill_id)
     require_role(user, Role.OPERATOR, row.project)
     with context.database.write() as connection:
-        if not is_repeated(connection, row.project, unique_key) and BackfillState(row.state) not in STOPPABLE:
+        if not is_unique_key_used(connection, row.project, unique_key) and BackfillState(row.state) not in STOPPABLE:
             raise HttpProblem(
                 409, f"backfill {backfill_id} is {row.state}; only one that is running or held can be stopped"
             )

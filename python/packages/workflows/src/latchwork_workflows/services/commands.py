@@ -45,8 +45,8 @@ def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | N
     args = row.args if isinstance(row.args, dict) else {}
     backfill, code = args.get("backfill"), args.get("code")
     if isinstance(backfill, int):
-        return backfills.find(connection, backfill)
-    return workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
+        return backfills.find_backfill(connection, backfill)
+    return workflow_queries.find_workflow_by_code(connection, code) if isinstance(code, int) else None
 
 
 def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -> None:
@@ -59,7 +59,7 @@ def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -
     with context.database.write() as connection:
         row = run_queries.find_command(connection, command_id)
         code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
-        workflow = workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
+        workflow = workflow_queries.find_workflow_by_code(connection, code) if isinstance(code, int) else None
         of = require_visible(user, workflow, f"command {command_id} that starts something")
         require_role(user, Role.OPERATOR, of.project)
         if withdraw_command(connection, command_id, time.time(), by=user.name):

@@ -236,7 +236,7 @@ def list_visible_codes(connection: sa.Connection, user: Identity, project: str =
     """
     among = user.get_projects()
     return (
-        None if among is None and not project else list(workflow_queries.get_names_by_code(connection, among, project))
+        None if among is None and not project else list(workflow_queries.get_workflow_names(connection, among, project))
     )
 
 

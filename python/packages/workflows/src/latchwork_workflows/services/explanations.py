@@ -261,7 +261,7 @@ def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explana
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
-    row = runs.find_row(context, user, run_id)
+    row = runs.find_run_row(context, user, run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
     with context.database.read() as connection:
         tasks = run_queries.list_tasks_of_run(connection, row.id, row.round)
@@ -337,7 +337,7 @@ def _is_fulfilled(
     connection: sa.Connection, project: str, other: RunSucceeded, local_time: datetime, without: Sequence[int]
 ) -> bool | None:
     try:
-        code = grants.find_granted(connection, project, other.workflow, "dependent").code
+        code = grants.find_granted_workflow(connection, project, other.workflow, "dependent").code
     except (NotAllowed, UnknownWorkflow):
         return None
     found = [

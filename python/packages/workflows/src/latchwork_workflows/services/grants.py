@@ -39,7 +39,7 @@ def set_grant(context: ServiceContext, user: Identity, **values: Any) -> None:
     require_role(user, Role.ADMIN, str(values.get("project", "")))
     given = validate(Grant, **values)
     with context.database.write() as connection:
-        grants.save(connection, given)
+        grants.save_grant(connection, given)
         details = {"grantee": given.grantee or "*", "role": given.role}
         record_event(connection, "grant", by=user.name, project=given.project, details=details)
 
@@ -58,7 +58,7 @@ def remove_grant(context: ServiceContext, user: Identity, project: str, grantee:
     require_session(user)
     require_role(user, Role.ADMIN, project)
     with context.database.write() as connection:
-        if not grants.remove(connection, project, grantee):
+        if not grants.remove_grant(connection, project, grantee):
             whom = f"project {grantee!r}" if grantee else "all projects"
             raise HttpProblem(404, f"there is no grant of project {project!r} to {whom}")
         record_event(connection, "grant end", by=user.name, project=project, details={"grantee": grantee or "*"})

@@ -53,7 +53,7 @@ def build_lineage(context: ServiceContext, user: Identity, *, project: str = "",
     with context.database.read() as connection:
         if workflow:
             require_visible(
-                user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
+                user, workflow_queries.find_workflow(connection, project, workflow), f"workflow {project}.{workflow}"
             )
         rows = workflow_queries.list_newest_versions(connection, user.get_projects())
         names = context.lineage.get_references(connection, rows)

@@ -60,7 +60,7 @@ def get_pool(context: ServiceContext, user: Identity, name: str, *, limit: int =
     require_any_role(user)
     taken = context.get_slot_holders()
     with context.database.read() as connection:
-        found = pools.find(connection, name) if _may_see(user, name) else None
+        found = pools.find_pool(connection, name) if _may_see(user, name) else None
         if found is None:
             raise _missing(name)
         project, key = get_project_of_pool(name), build_pool_key(name)
@@ -92,7 +92,7 @@ def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSett
     require_role(user, Role.EDITOR)
     given = validate(PoolSettings, **values)
     with context.database.write() as connection:
-        is_new = pools.save(connection, given)
+        is_new = pools.save_pool(connection, given)
         record_event(
             connection,
             "pool set",
@@ -117,7 +117,7 @@ def remove_pool(context: ServiceContext, user: Identity, name: str) -> None:
         if users:
             shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
             raise HttpProblem(409, f"pool {name} is named by {shown}; apply these without it first")
-        if not pools.remove(connection, name):
+        if not pools.remove_pool(connection, name):
             raise _missing(name)
         record_event(
             connection, "pool remove", by=user.name, project=get_project_of_pool(name) or "", details={"name": name}

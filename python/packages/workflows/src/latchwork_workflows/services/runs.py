@@ -17,10 +17,10 @@ from latchwork_workflows.db.commands import (
     SentCommand,
     choose_random_shard,
     has_restart_command,
-    is_repeated,
+    is_unique_key_used,
     send_command,
 )
-from latchwork_workflows.db.definitions import load as load_definition
+from latchwork_workflows.db.definitions import load_definition
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.model.definition import PRIORITIES, Definition, build_plan
@@ -56,7 +56,7 @@ ACTIONS = {
 _REFUSED = {each.value.replace("_", "-") for each in INTERNAL}
 
 
-def find_row(context: ServiceContext, user: Identity, run_id: int) -> Row:
+def find_run_row(context: ServiceContext, user: Identity, run_id: int) -> Row:
     """Return the database row of a run, if the account may see it.
 
     Raises:
@@ -108,7 +108,7 @@ def list_runs(
     with context.database.read() as connection:
         if workflow and project:
             row = require_visible(
-                user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
+                user, workflow_queries.find_workflow(connection, project, workflow), f"workflow {project}.{workflow}"
             )
             codes: list[int] | None = [row.code]
         else:
@@ -123,7 +123,7 @@ def get_run(context: ServiceContext, user: Identity, run_id: int) -> RunDetail:
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
-    row = find_row(context, user, run_id)
+    row = find_run_row(context, user, run_id)
     with context.database.read() as connection:
         rows = run_queries.list_tasks_of_run(connection, row.id, row.round)
     return RunDetail(
@@ -144,7 +144,7 @@ def list_tasks(context: ServiceContext, user: Identity, run_id: int, round_numbe
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
-    row = find_row(context, user, run_id)
+    row = find_run_row(context, user, run_id)
     with context.database.read() as connection:
         return [to_task(each) for each in run_queries.list_tasks_of_run(connection, row.id, round_number or row.round)]
 
@@ -155,7 +155,7 @@ def list_attempts(context: ServiceContext, user: Identity, run_id: int) -> list[
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
-    row = find_row(context, user, run_id)
+    row = find_run_row(context, user, run_id)
     with context.database.read() as connection:
         return [to_attempt(each) for each in run_queries.list_attempts_of_run(connection, row.id)]
 
@@ -212,7 +212,9 @@ def find_workflow_to_start(context: ServiceContext, user: Identity, project: str
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
-        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(
+            user, workflow_queries.find_workflow(connection, project, name), f"workflow {project}.{name}"
+        )
         require_role(user, Role.OPERATOR, project)
         return row, load_definition(connection, row.code, row.version)
 
@@ -241,7 +243,7 @@ def send_start(
         WrongState: The workflow is offline, and no earlier command has this key.
         KeyReused: The key was used before, for another command.
     """
-    if not row.online and not is_repeated(connection, body.project, unique_key):
+    if not row.online and not is_unique_key_used(connection, body.project, unique_key):
         raise WrongState(f"{body.key} is offline; set it online to start it")
     shard = choose_random_shard(connection)
     return send_command(connection, kind, shard_id=shard, args=args, project=body.project, unique_key=unique_key, by=by)
@@ -315,7 +317,7 @@ def request_action(
             if there is no such run or action, 409 (conflict) with the actions that the state of the run allows.
         KeyReused: The key was used before, for another command.
     """
-    row = find_row(context, user, run_id)
+    row = find_run_row(context, user, run_id)
     if action in _REFUSED:
         raise HttpProblem(403, f"{action} is an internal command of masters")
     if action not in ACTIONS:
@@ -351,7 +353,7 @@ def send_run_command(  # noqa: PLR0917 - one caller for each kind
     """
     with context.database.write() as connection:
         is_restarted = kind is CommandType.STOP and has_restart_command(connection, row.id)
-        if not is_repeated(connection, row.project, unique_key) and not is_restarted:
+        if not is_unique_key_used(connection, row.project, unique_key) and not is_restarted:
             _check_state(connection, row, kind, event)
         asked = send_command(
             connection,
@@ -393,7 +395,7 @@ def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: 
     Raises:
         WrongState: The state does not allow it.
     """
-    stored = runs.load(connection, [row.id]).get(row.id)
+    stored = runs.load_runs(connection, [row.id]).get(row.id)
     if stored is None:
         raise HttpProblem(404, f"there is no run {row.id}")
     try:

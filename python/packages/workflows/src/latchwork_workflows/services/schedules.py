@@ -37,7 +37,7 @@ def list_schedules(
     with context.database.read() as connection:
         if workflow:
             require_visible(
-                user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
+                user, workflow_queries.find_workflow(connection, project, workflow), f"workflow {project}.{workflow}"
             )
         rows = workflow_queries.list_schedules(connection, user.get_projects())
         rows = [row for row in rows if project in {"", row.project} and workflow in {"", row.name}]
@@ -54,7 +54,7 @@ def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
     return Schedule.of(row, next_fires=fires, last=fired)
 
 
-def set_enabled(context: ServiceContext, user: Identity, project: str, name: str, *, enabled: bool) -> None:
+def set_schedule_enabled(context: ServiceContext, user: Identity, project: str, name: str, *, enabled: bool) -> None:
     """Enable or disable the schedule of a workflow. Fire times that pass while it is disabled are not caught up.
 
     An enabled schedule continues with its next fire time. This also repairs a schedule that is ahead because a clock
@@ -66,7 +66,9 @@ def set_enabled(context: ServiceContext, user: Identity, project: str, name: str
     """
     now = time.time()
     with context.database.write() as connection:
-        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(
+            user, workflow_queries.find_workflow(connection, project, name), f"workflow {project}.{name}"
+        )
         require_role(user, Role.OPERATOR, project)
         there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
         values = {"enabled": True, "cursor": now} if enabled else {"enabled": False}

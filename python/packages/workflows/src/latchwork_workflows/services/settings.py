@@ -160,7 +160,7 @@ def remove_setting(context: ServiceContext, user: Identity, kind: SettingKind, p
     """
     require_role(user, _required_role(project), project)
     with context.database.write() as connection:
-        if not settings.delete(connection, kind, project, name):
+        if not settings.delete_setting(connection, kind, project, name):
             raise HttpProblem(404, f"there is no {kind} {name} of {_project(project)}")
         record_event(connection, f"{kind} delete", by=user.name, project=project, details={kind: name})
     with context.database.read() as connection:
@@ -191,9 +191,9 @@ def check_connection(
         raise HttpProblem(422, f"a connection of {project} is tried in {project}, and not in {within}")
     require_role(user, Role.EDITOR, at)
     with context.database.read() as connection:
-        if settings.find(connection, "connection", project, name) is None:
+        if settings.find_setting(connection, "connection", project, name) is None:
             raise HttpProblem(404, f"there is no connection {name} of {_project(project)}")
-        if not project and settings.find(connection, "connection", at, name) is not None:
+        if not project and settings.find_setting(connection, "connection", at, name) is not None:
             raise HttpProblem(409, f"project {at} has a connection {name} too, which takes precedence; test that one")
     task = {"name": "connect", "type": "connect", "timeout_s": TRY_S, "params": {"connection": name}}
     what = "Created by the connection test."
@@ -215,14 +215,14 @@ def _set(
 ) -> bool:
     require_role(user, _required_role(project), project)
     with context.database.write() as connection:
-        before = settings.find(connection, kind, project, name, lock=True)
+        before = settings.find_setting(connection, kind, project, name, lock=True)
         if keep and before is not None:
             values["variables"] = {**before.variables, **values["variables"]}
             values["variables"] = {key: each for key, each in values["variables"].items() if key not in set(drop)}
         _check(kind, name, values)
         if before is None and settings.count_settings(connection, kind, project) >= MAX:
             raise HttpProblem(409, f"{_project(project)} has {MAX} {kind}s, the maximum; delete some first")
-        settings.save(connection, kind, project, name, values)
+        settings.save_setting(connection, kind, project, name, values)
         record_event(
             connection,
             f"{kind} set",

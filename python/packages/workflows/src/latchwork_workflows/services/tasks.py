@@ -22,7 +22,7 @@ Row: TypeAlias = Any
 FORCES = {"force-success": CommandType.FORCE_SUCCESS, "force-start": CommandType.FORCE_START}
 
 
-def find_row(context: ServiceContext, user: Identity, task_id: int) -> Row:
+def find_task_row(context: ServiceContext, user: Identity, task_id: int) -> Row:
     """Return the database row of a task, if the account may see it.
 
     Raises:
@@ -38,8 +38,8 @@ def get_task(context: ServiceContext, user: Identity, task_id: int) -> TaskDetai
     Raises:
         HttpProblem: 404 (not found) if there is no such task or the account may not see it.
     """
-    row = find_row(context, user, task_id)
-    run = runs.find_row(context, user, row.run_id)
+    row = find_task_row(context, user, task_id)
+    run = runs.find_run_row(context, user, row.run_id)
     definition = workflows.get_workflow(context, user, run.project, run.name, run.version).definition
     with context.database.read() as connection:
         tried = run_queries.list_attempts_of_task(connection, task_id)
@@ -73,7 +73,7 @@ def request_task_action(
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such task or action,
             409 (conflict) if the state of the task does not allow the action.
     """
-    task = find_row(context, user, task_id)
+    task = find_task_row(context, user, task_id)
     if action not in FORCES:
         raise HttpProblem(404, f"{action[:40]!r} is not an action for tasks; use one of {', '.join(FORCES)}")
     require_role(user, Role.OPERATOR, task.project)
@@ -81,7 +81,7 @@ def request_task_action(
         raise HttpProblem(
             409, f"task {task_id} is of round {task.round}; the newest is {task.newest_round}", possible=[]
         )
-    row = runs.find_row(context, user, task.run_id)
+    row = runs.find_run_row(context, user, task.run_id)
     kind = FORCES[action]
     event = ForceSuccess(task.name) if kind is CommandType.FORCE_SUCCESS else ForceStart(task.name)
     return runs.send_run_command(context, user, row, kind, event, {"task": task.name}, unique_key)
@@ -119,7 +119,7 @@ def list_children(
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
-    row = runs.find_row(context, user, run_id)
+    row = runs.find_run_row(context, user, run_id)
     with context.database.read() as connection:
         found = related_runs.list_child_runs(connection, row.id, before=before, limit=limit)
     return [ChildRun.of(each, round=each.round) for each in found if user.has_role(Role.VIEWER, each.project)]
@@ -139,7 +139,7 @@ def list_elements(
     Raises:
         HttpProblem: 404 (not found) if there is no such task or the task is not a map.
     """
-    row = find_row(context, user, task_id)
+    row = find_task_row(context, user, task_id)
     if row.map_index >= 0:
         raise HttpProblem(
             404, f"task {task_id} is an element of a map; ask for the elements of {get_map_name(row.name)}"

@@ -25,14 +25,16 @@ from latchwork_workflows.web import HttpProblem, Identity, Role
 Row: TypeAlias = Any
 
 
-def find_row(context: ServiceContext, user: Identity, project: str, name: str) -> Row:
+def find_workflow_row(context: ServiceContext, user: Identity, project: str, name: str) -> Row:
     """Return the database row of a workflow, if the account may see it.
 
     Raises:
         HttpProblem: 404 (not found) if there is no such workflow or the account may not see it.
     """
     with context.database.read() as connection:
-        return require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        return require_visible(
+            user, workflow_queries.find_workflow(connection, project, name), f"workflow {project}.{name}"
+        )
 
 
 def list_workflows(
@@ -81,7 +83,9 @@ def get_workflow(
         HttpProblem: 404 (not found) if there is no such workflow or version or the account may not see it.
     """
     with context.database.read() as connection:
-        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(
+            user, workflow_queries.find_workflow(connection, project, name), f"workflow {project}.{name}"
+        )
         number = version or row.version
         body = workflow_queries.load_definition(connection, row.code, number)
     if body is None:
@@ -98,7 +102,9 @@ def list_versions(
         HttpProblem: 404 (not found) if there is no such workflow or the account may not see it.
     """
     with context.database.read() as connection:
-        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(
+            user, workflow_queries.find_workflow(connection, project, name), f"workflow {project}.{name}"
+        )
         rows = workflow_queries.list_versions(connection, row.code, before=before, limit=limit)
     return [WorkflowVersion.model_validate(each) for each in rows]
 
@@ -164,7 +170,7 @@ def apply_definition(
     wanted = found.definition
     require_role(user, Role.EDITOR, wanted.project)
     with context.database.write() as connection:
-        there = workflow_queries.find(connection, wanted.project, wanted.name)
+        there = workflow_queries.find_workflow(connection, wanted.project, wanted.name)
         newest = there.version if there is not None else 0
         if base is not None and base != newest:
             raise HttpProblem(
@@ -178,7 +184,7 @@ def apply_definition(
         if wrong:
             raise DefinitionInvalid(wrong)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()
-        version = definitions.save(connection, found, shards=max(1, shards), author=user.name, online=online)
+        version = definitions.save_definition(connection, found, shards=max(1, shards), author=user.name, online=online)
         if version.is_new or (there is not None and there.online != version.is_online):
             details = {"workflow": wanted.name, "version": version.number, "online": version.is_online}
             record_event(connection, "workflow apply", by=user.name, project=wanted.project, details=details)
@@ -199,7 +205,7 @@ def set_online(context: ServiceContext, user: Identity, project: str, name: str,
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow.
     """
-    row = find_row(context, user, project, name)
+    row = find_workflow_row(context, user, project, name)
     require_role(user, Role.EDITOR, project)
     with context.database.write() as connection:
         definitions.set_online(connection, row.code, online=online)

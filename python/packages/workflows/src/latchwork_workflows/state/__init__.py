@@ -45,7 +45,7 @@ from latchwork_workflows.state.records import (
     TaskState,
     WorkflowPlan,
     WorkflowRun,
-    element_name,
+    build_element_name,
     get_element_index,
     get_map_name,
 )
@@ -89,7 +89,7 @@ __all__ = [
     "WorkflowPlan",
     "WorkflowRun",
     "advance",
-    "element_name",
+    "build_element_name",
     "get_element_index",
     "get_map_name",
     "list_possible_commands",

@@ -129,7 +129,7 @@ def _attempt_ended(editor: RunEditor, event: Ended) -> None:
     if event.outcome is Outcome.SUCCESS and master_tasks.has_unfinished_elements(editor, event.task):
         return
     if task.runs_on_master:
-        master_tasks.clean_up(editor, event.task)
+        master_tasks.request_cleanup(editor, event.task)
     _record_timeout(editor, event, task)
     if event.outcome is Outcome.SUCCESS:
         editor.set_task_state(event.task, TaskState.SUCCESS)

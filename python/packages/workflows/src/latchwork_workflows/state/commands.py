@@ -100,7 +100,7 @@ def _is_retried(editor: RunEditor, name: str) -> bool:
     state = editor.tasks[name].state
     if (base := get_map_name(name)) != name:
         return state in FAILED and _is_retried(editor, base)
-    return state is TaskState.KILLED or (state is TaskState.FAILURE and master_tasks.is_run_failure(editor, name))
+    return state is TaskState.KILLED or (state is TaskState.FAILURE and master_tasks.makes_run_fail(editor, name))
 
 
 def rerun_tasks(editor: RunEditor, event: Rerun) -> None:
@@ -128,7 +128,7 @@ def force_success(editor: RunEditor, event: ForceSuccess) -> None:
         )
     editor.set_task_state(event.task, TaskState.FORCED_SUCCESS)
     is_open = any(
-        editor.tasks[name].state not in DONE and master_tasks.is_run_failure(editor, name) for name in editor.plan.rules
+        editor.tasks[name].state not in DONE and master_tasks.makes_run_fail(editor, name) for name in editor.plan.rules
     )
     if editor.state is RunState.FAILURE and not is_open:
         editor.state = RunState.SUCCESS

@@ -54,7 +54,7 @@ class RunSucceeded:
 Condition: TypeAlias = AllOf | AnyOf | TaskEnded | RunSucceeded
 
 
-def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | None]) -> bool | None:
+def evaluate_condition(condition: Condition, evaluate_leaf: Callable[[Condition], bool | None]) -> bool | None:
     """Return whether a nested condition is true, or None while this depends on leaves whose values are unknown.
 
     Args:
@@ -64,7 +64,7 @@ def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | N
     if not isinstance(condition, (AllOf, AnyOf)):
         return evaluate_leaf(condition)
     decides = isinstance(condition, AnyOf)
-    found = [evaluate(each, evaluate_leaf) for each in condition.conditions]
+    found = [evaluate_condition(each, evaluate_leaf) for each in condition.conditions]
     if decides in found:
         return decides
     return None if None in found else not decides

@@ -101,7 +101,7 @@ def _end_on_failure(editor: RunEditor) -> None:
     """End the other tasks after a final failure, if the workflow is defined with ``on_failure="end"``."""
     if editor.ending or editor.plan.on_failure is not OnFailure.END or editor.state is RunState.READY_STOP:
         return
-    if any(task.state in FAILED and master_tasks.is_run_failure(editor, name) for name, task in editor.tasks.items()):
+    if any(task.state in FAILED and master_tasks.makes_run_fail(editor, name) for name, task in editor.tasks.items()):
         editor.ending = "failure"
 
 
@@ -214,7 +214,7 @@ def _finish_run(editor: RunEditor) -> None:
     states = {
         task.state
         for name, task in tasks.items()
-        if task.state not in FAILED or master_tasks.is_run_failure(editor, name)
+        if task.state not in FAILED or master_tasks.makes_run_fail(editor, name)
     }
     if any(task.state in AT_WORKERS for task in tasks.values()):
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from latchwork_workflows.state.conditions import Condition, TaskEnded, evaluate
+from latchwork_workflows.state.conditions import Condition, TaskEnded, evaluate_condition
 from latchwork_workflows.state.records import (
     DONE,
     FAILED,
@@ -19,7 +19,7 @@ from latchwork_workflows.state.records import (
     RunState,
     TaskRun,
     TaskState,
-    element_name,
+    build_element_name,
     get_map_name,
 )
 
@@ -49,7 +49,7 @@ def start_task(editor: RunEditor, name: str, kind: str) -> bool:
     rule = editor.plan.get_rule(name)
     on_master = replace(task.with_state(TaskState.RUNNING), n=task.n + 1, runs_on_master=True)
     if kind == "conditions":
-        is_true = rule.when is None or evaluate(rule.when, lambda leaf: _has_ended_as(editor, leaf))
+        is_true = rule.when is None or evaluate_condition(rule.when, lambda leaf: _has_ended_as(editor, leaf))
         editor.tasks[name] = replace(on_master.with_state(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
         return True
     if kind == "dependent":
@@ -82,7 +82,7 @@ def apply_event(editor: RunEditor, event: ChildPaused | ChildForced | SeenFailed
         if task is not None and task.state in FAILED and event.round == editor.round:
             editor.set_task_state(event.task, TaskState.FORCED_SUCCESS)
             if editor.state is RunState.FAILURE and all(
-                editor.tasks[name].state in DONE or not is_run_failure(editor, name) for name in editor.plan.rules
+                editor.tasks[name].state in DONE or not makes_run_fail(editor, name) for name in editor.plan.rules
             ):
                 editor.state = RunState.SUCCESS
                 editor.record_fact("success")
@@ -122,7 +122,7 @@ def _fail_after_dependency(editor: RunEditor, name: str, task: TaskRun) -> None:
 def fail_task(editor: RunEditor, name: str) -> None:
     """Mark the task as failed."""
     task = editor.tasks[name]
-    clean_up(editor, name)
+    request_cleanup(editor, name)
     editor.record_fact("failure", name, task.n)
     editor.tasks[name] = replace(task.with_state(TaskState.FAILURE), failures=task.failures + 1)
 
@@ -134,7 +134,7 @@ def _create_elements(editor: RunEditor, name: str, count: int) -> None:
     """
     there = {each for each in editor.tasks if each != name and get_map_name(each) == name}
     for index in range(count):
-        each = element_name(name, index)
+        each = build_element_name(name, index)
         known = editor.tasks.get(each, TaskRun())
         if known.state in {TaskState.WAITING, TaskState.SKIPPED}:
             editor.tasks[each] = replace(known.with_state(TaskState.READY), is_cut=False)
@@ -185,7 +185,7 @@ def _states_of_elements(editor: RunEditor, name: str) -> set[TaskState]:
     return {task.state for each, task in editor.tasks.items() if each != name and get_map_name(each) == name}
 
 
-def clean_up(editor: RunEditor, name: str) -> None:
+def request_cleanup(editor: RunEditor, name: str) -> None:
     """Request the deletion of what was stored for a task that the master runs itself."""
     if editor.plan.get_kind(name) == "dependent":
         editor.request_call("forget", name)
@@ -194,7 +194,7 @@ def clean_up(editor: RunEditor, name: str) -> None:
 # Consequences of the states
 
 
-def is_run_failure(editor: RunEditor, name: str) -> bool:
+def makes_run_fail(editor: RunEditor, name: str) -> bool:
     """Return whether the failure of this task makes its run fail."""
     if name in editor.plan.rules:
         return name not in editor.plan.handled_failures
@@ -231,7 +231,7 @@ def update_master_tasks(editor: RunEditor) -> bool:
         elif kind == "sub_process":
             editor.request_call("stop" if is_ending else "pause", name)
         else:
-            clean_up(editor, name)
+            request_cleanup(editor, name)
             editor.set_task_state(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
     return any(not editor.tasks[name].runs_on_master for name in on_master)
 

@@ -132,7 +132,7 @@ def get_element_index(name: str) -> int:
     return int(rest[:-1]) if bracket else -1
 
 
-def element_name(base: str, index: int) -> str:
+def build_element_name(base: str, index: int) -> str:
     """Return the task name of an element of a map task, such as ``load[2]``.
 
     Args:

@@ -132,7 +132,7 @@ class SwitchParams(ParamsModel):
     default: tuple[str, ...] = ()
 
 
-class _Logical:
+class _MasterTaskType:
     """Base of the task types that the master runs itself."""
 
     is_logical: ClassVar[bool] = True
@@ -142,7 +142,7 @@ class _Logical:
         raise ValueError(f"task {run.task} is decided by its master; workers do not run {type(params).__name__}")
 
 
-class SubProcess(_Logical):
+class SubProcess(_MasterTaskType):
     """Runs another workflow. Its outputs become those of the task."""
 
     name: ClassVar[str] = "sub_process"
@@ -150,7 +150,7 @@ class SubProcess(_Logical):
     quoted: ClassVar[frozenset[str]] = frozenset({"workflow"})
 
 
-class Dependent(_Logical):
+class Dependent(_MasterTaskType):
     """Waits for runs of other workflows."""
 
     name: ClassVar[str] = "dependent"
@@ -158,7 +158,7 @@ class Dependent(_Logical):
     quoted: ClassVar[frozenset[str]] = frozenset({"on", "on_failure", "wait_s"})
 
 
-class Conditions(_Logical):
+class Conditions(_MasterTaskType):
     """Chooses a branch by how its predecessors ended. Their failures do not fail the run."""
 
     name: ClassVar[str] = "conditions"
@@ -166,7 +166,7 @@ class Conditions(_Logical):
     quoted: ClassVar[frozenset[str]] = frozenset({"when", "success", "failure"})
 
 
-class Switch(_Logical):
+class Switch(_MasterTaskType):
     """Chooses a branch by parameters and outputs."""
 
     name: ClassVar[str] = "switch"
@@ -198,10 +198,13 @@ def build_master_task_fields(type_: str, params: dict[str, Any], plain: TaskRule
             "heads": (*given.success, *given.failure),
         }
     if type_ == "switch":
-        return {"kind": type_, "heads": tuple(dict.fromkeys(list_branch_heads(SwitchParams.model_validate(params))))}
+        return {
+            "kind": type_,
+            "heads": tuple(dict.fromkeys(list_first_branch_tasks(SwitchParams.model_validate(params)))),
+        }
     return {}
 
 
-def list_branch_heads(params: SwitchParams) -> list[str]:
+def list_first_branch_tasks(params: SwitchParams) -> list[str]:
     """Return the first tasks of all branches of a ``switch`` task."""
     return [*(name for case in params.cases for name in case.then), *params.default]

@@ -72,7 +72,7 @@ def change_own_password(
     """
     if password != again:
         raise HttpProblem(422, "the two passwords differ; nothing was changed", errors=[("again", "differs")])
-    service.change(get_context(request), user, user.name, password=password, current=current)
+    service.change_account(get_context(request), user, user.name, password=password, current=current)
     return redirect("/sign-in")
 
 
@@ -94,7 +94,7 @@ def show_accounts(request: Request, user: CurrentUser) -> HTMLResponse:
 @router.post("/users")
 def create_account(request: Request, user: CurrentUser, name: _Name, password: _Word = "") -> Response:
     """Create an account."""
-    service.create(get_context(request), user, name, password or None)
+    service.create_account(get_context(request), user, name, password or None)
     return redirect("/users")
 
 
@@ -123,7 +123,7 @@ def set_enabled(request: Request, user: CurrentUser, name: str, enabled: _Word =
         name: Name of the account.
         enabled: ``yes`` to enable it. Otherwise it is disabled.
     """
-    service.change(get_context(request), user, name[:100], enabled=enabled == "yes")
+    service.change_account(get_context(request), user, name[:100], enabled=enabled == "yes")
     return redirect("/users")
 
 
@@ -157,7 +157,9 @@ def show_audit_log(
         by: Show only actions of this account. Empty: any account.
         before: Show only actions with lower IDs, for the next page.
     """
-    rows = service.list_actions(get_context(request), user, by=by.replace("\x00", ""), before=before, limit=_MAX + 1)
+    rows = service.list_user_actions(
+        get_context(request), user, by=by.replace("\x00", ""), before=before, limit=_MAX + 1
+    )
     shown, more = paginate(rows, _MAX, "/audit", by=by)
     return render_page(request, user, "audit.html", rows=shown, older=more, by=by, before=before)
 

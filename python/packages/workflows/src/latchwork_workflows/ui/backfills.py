@@ -114,7 +114,7 @@ def preview_dates(
     *, request: Request, user: CurrentUser, project: NamePath, name: NamePath, first: _Word = "", last: _Word = ""
 ) -> HTMLResponse:
     """Show the number of runs for the entered dates, while the user types."""
-    workflows.find_row(get_context(request), user, project, name)
+    workflows.find_workflow_row(get_context(request), user, project, name)
     return render_page(request, user, "schedule_times.html", **_preview(request, user, (project, name), first, last))
 
 

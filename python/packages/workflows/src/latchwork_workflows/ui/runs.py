@@ -72,7 +72,7 @@ def show_run(
 ) -> HTMLResponse:
     """Show a run with its tasks, its status and its events."""
     context, now = get_context(request), time.time()
-    row = runs.find_row(context, user, run_id)
+    row = runs.find_run_row(context, user, run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
     with context.database.read() as connection:
         all_tasks = related_runs.list_tasks_without_elements(connection, row.id, row.round)
@@ -178,8 +178,8 @@ def show_task(
 ) -> HTMLResponse:
     """Show a task with its status, attempts and outputs. For a map task, also show a page of its elements."""
     context = get_context(request)
-    task = tasks.find_row(context, user, task_id)
-    row = runs.find_row(context, user, task.run_id)
+    task = tasks.find_task_row(context, user, task_id)
+    row = runs.find_run_row(context, user, task.run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
     with context.database.read() as connection:
         tried = [to_attempt(each) for each in run_queries.list_attempts_of_task(connection, task_id)]
@@ -254,7 +254,7 @@ def request_task_action(
     """Request an action on a task, such as marking it as successful or retrying its run from this task."""
     if action == _FROM_HERE:
         context = get_context(request)
-        task = tasks.find_row(context, user, task_id)
+        task = tasks.find_task_row(context, user, task_id)
         runs.request_action(context, user, task.run_id, "recover", start_from=[task.name], unique_key=f"page-{key}")
         return redirect(f"/runs/{task.run_id}")
     tasks.request_task_action(get_context(request), user, task_id, action, unique_key=f"page-{key}")
@@ -271,7 +271,7 @@ def show_attempt(
     """Show the end of an attempt's log, or the part of the log at an offset."""
     context = get_context(request)
     found = attempts.find_attempt(context, user, attempt_id)
-    row = runs.find_row(context, user, found.task.run_id)
+    row = runs.find_run_row(context, user, found.task.run_id)
     part = None
     if context.logs is not None:
         part = (
@@ -291,7 +291,7 @@ def redirect_to_result(request: Request, user: CurrentUser, command_id: Id) -> R
     with context.database.read() as connection:
         command = run_queries.find_command(connection, command_id)
         code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
-        found = workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
+        found = workflow_queries.find_workflow_by_code(connection, code) if isinstance(code, int) else None
         workflow = require_visible(user, found, f"command {command_id}")
     if command is not None and command.backfill is not None:
         return redirect(f"/backfills/{command.backfill}")

@@ -109,7 +109,7 @@ def list_versions(
 ) -> HTMLResponse:
     """Show the versions of a workflow and the differences between two of them."""
     context = get_context(request)
-    row = workflows.find_row(context, user, project, name)
+    row = workflows.find_workflow_row(context, user, project, name)
     rows = workflows.list_versions(context, user, project, name, before=before, limit=_MAX + 1)
     shown, more = paginate(rows, _MAX, f"/workflows/{project}/{name}/versions", "version")
     new = new or row.version
@@ -213,5 +213,5 @@ def set_schedule(
     back: Annotated[str, Form(max_length=20)] = "",
 ) -> Response:
     """Enable or disable the schedule of a workflow."""
-    schedules.set_enabled(get_context(request), user, project, name, enabled=enabled == "yes")
+    schedules.set_schedule_enabled(get_context(request), user, project, name, enabled=enabled == "yes")
     return redirect("/schedules" if back == "schedules" else f"/workflows/{project}/{name}")

@@ -24,7 +24,7 @@ def require_local_path(path: str) -> str:
 
 
 @router.get("/sign-in")
-def show_form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - the name in the query
+def show_sign_in_form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - the name in the query
     """Show the sign-in form. For a one-time link, show a button instead, because a browser may prefetch the link."""
     return _page(request, next, link=link)
 

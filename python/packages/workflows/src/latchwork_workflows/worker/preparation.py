@@ -26,8 +26,8 @@ from latchwork_workflows.model.templates import (
     CONNECTION,
     SECRET,
     fill_references,
-    find_variable_problem,
-    format_variable,
+    find_environment_value_problem,
+    format_environment_value,
     get_variable_name,
 )
 from latchwork_workflows.secrets import SecretMissing, Secrets
@@ -69,8 +69,14 @@ def may_run_as(tenant: str | None, allowed: Collection[str]) -> bool:
     return tenant in allowed or (tenant is None and (not allowed or current_user_name() in allowed))
 
 
-def runs_as_root(allowed: Collection[str]) -> bool:
-    """Return whether tasks without a tenant would run as root here, although no list of allowed users permits it."""
+def is_unrestricted_root(allowed: Collection[str]) -> bool:
+    """Return whether this process is root and has no list of allowed users.
+
+    Tasks that name no user then run as root.
+
+    Args:
+        allowed: User names for which this worker may run tasks.
+    """
     return os.geteuid() == 0 and not allowed
 
 
@@ -295,7 +301,8 @@ class AttemptPreparer:
         if getattr(kind, "connects", False):
             filled = _resolve_connection(filled, known)
         task_env = {
-            name: format_variable(fill_references(value, known, scheduled_at)) for name, value in spec.env.items()
+            name: format_environment_value(fill_references(value, known, scheduled_at))
+            for name, value in spec.env.items()
         }
         _check_variables(task_env, "variable")
         params = kind.params.model_validate(filled)
@@ -320,7 +327,7 @@ class AttemptPreparer:
         base = build_base_environment(user, os.environ)
         variables = build_variables(spec.values, base)
         if getattr(kind, "ignores_variables", False):
-            variables = {name: text for name, text in variables.items() if not find_variable_problem(text)}
+            variables = {name: text for name, text in variables.items() if not find_environment_value_problem(text)}
         else:
             _check_variables(variables, "parameter or output")
         ours = {
@@ -384,13 +391,13 @@ def build_variables(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[
     for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names win
         variable = get_variable_name(name)
         if _VARIABLE.fullmatch(variable) and variable not in base and not _NEVER.fullmatch(variable):
-            found[variable] = format_variable(values[name])
+            found[variable] = format_environment_value(values[name])
     return found
 
 
 def _check_variables(variables: Mapping[str, str], what: str) -> None:
     for name, text in variables.items():
-        if why := find_variable_problem(text):
+        if why := find_environment_value_problem(text):
             message = f"{what} {name!r} cannot be an environment variable: {why}; pass the name of a file instead"
             raise CannotRun(message, is_final=True)
 

@@ -18,7 +18,7 @@ from latchwork.errors import BadRecord
 from latchwork.store import Store
 from latchwork.tasks import TaskContext, TaskStopped
 from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, ChildEnd, DeadlineExtender
-from latchwork_workflows.keys import Keys, build_rows_file
+from latchwork_workflows.keys import Keys, build_rows_file_name
 from latchwork_workflows.logs import AttemptLog, LogStore, LogStoreHealth
 from latchwork_workflows.messages import AttemptResult, TaskMessage
 from latchwork_workflows.state import Outcome
@@ -112,7 +112,7 @@ class AttemptRunner:
             return RunOutcome(Outcome.FATAL if error.is_final else Outcome.FAILURE, str(error))
         log.mask = prepared.mask
         if context.should_stop or attempt.is_cancelled or attempt.is_disconnected:
-            return self._determine_outcome(attempt, context, None, log)
+            return self._get_stop_outcome(attempt, context, None, log)
         try:
             child = self._start(prepared, attempt)
         except (CannotStart, ValueError, TypeError) as error:
@@ -127,10 +127,10 @@ class AttemptRunner:
             processes = "one process" if end.left == 1 else f"{end.left:,} processes"
             log.note(f"stopped {processes} that it left running")
         if end.why == "exited":
-            return self._store_rows(attempt, prepared, _build_outcome(end, log, prepared))
-        return self._determine_outcome(attempt, context, end, log)
+            return self._store_query_result(attempt, prepared, _build_outcome(end, log, prepared))
+        return self._get_stop_outcome(attempt, context, end, log)
 
-    def _store_rows(self, attempt: ActiveAttempt, prepared: PreparedAttempt, ending: RunOutcome) -> RunOutcome:
+    def _store_query_result(self, attempt: ActiveAttempt, prepared: PreparedAttempt, ending: RunOutcome) -> RunOutcome:
         """Copy the query result of a task that is mailed later to the log store. This happens before the task counts as
         successful.
 
@@ -145,7 +145,7 @@ class AttemptRunner:
             return ending
         try:
             data = _read_output_file(prepared.folder / prepared.command.keeps, MAX_KEPT)
-            file = self._logs.create(build_rows_file(attempt.log_ref))
+            file = self._logs.create(build_rows_file_name(attempt.log_ref))
             try:
                 rest = memoryview(prepared.mask.mask_bytes(data[:MAX_KEPT]))
                 while rest:
@@ -189,7 +189,7 @@ class AttemptRunner:
         finally:
             forget()
 
-    def _determine_outcome(
+    def _get_stop_outcome(
         self, attempt: ActiveAttempt, context: TaskContext, end: ChildEnd | None, log: AttemptLog
     ) -> RunOutcome:
         """Return the outcome of an attempt that was stopped by a user, by its time limit or from outside.

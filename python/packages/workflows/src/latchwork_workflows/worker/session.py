@@ -116,7 +116,7 @@ class WorkflowHooks(WorkerHooks):
             return True
         return head.type in self._types and may_run_as(head.tenant, self._options.tenants)
 
-    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def build_claim_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return preconditions and writes that are added to the transaction of a claim.
 
         The preconditions ensure that the attempt is not canceled and that its pool slots are free. The writes create
@@ -222,7 +222,7 @@ class WorkflowHooks(WorkerHooks):
             ops.append(Delete(self._keys.data(head.attempt_key)))
         return Done(ops=tuple(ops))
 
-    def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
+    def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
         """Return the writes that delete the running key of an attempt and free its pool slots."""
         try:
             named = ItemName.parse(claim.item.id)

@@ -15,7 +15,7 @@ from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.options import WorkerOptions
-from latchwork_workflows.worker.preparation import ATTEMPTS, BUNDLES, create_work_folder, runs_as_root
+from latchwork_workflows.worker.preparation import ATTEMPTS, BUNDLES, create_work_folder, is_unrestricted_root
 from latchwork_workflows.worker.session import WorkflowSession
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Worker(Node[WorkflowSession]):
         self._work_dir = create_work_folder(self._work_dir)
         for each in (ATTEMPTS, BUNDLES):
             create_work_folder(self._work_dir / each)
-        if self._thread is None and runs_as_root(self.options.tenants):
+        if self._thread is None and is_unrestricted_root(self.options.tenants):
             _log.warning(
                 "worker %s: tasks without a tenant run as root; list the users of tasks with --tenants, or run the "
                 "worker as another user",

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _LOCK = 0x6C617463
 
 
-def upgrade(database: Database) -> str:
+def upgrade_schema(database: Database) -> str:
     """Create the tables, or upgrade them to the schema of this version. Idempotent.
 
     Returns:
