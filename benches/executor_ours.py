@@ -44,7 +44,7 @@ def held(log: str, key: str) -> str:
     is_first = not any(f" {key} " in line for line in Path(log).read_text().splitlines())
     _say(log, f"begin {key} {context.node_id} {time.time()!r}")
     if is_first:
-        context.wait_stop(600)
+        context.wait_for_stop(600)
     _say(log, f"end {key} {context.node_id} {time.time()!r}")
     return key
 

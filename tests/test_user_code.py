@@ -210,7 +210,7 @@ def test_a_stop_listener_that_raises_anything_keeps_no_other_from_being_called(s
             context.on_stop(lambda kind=kind: raises(kind))
         context.on_stop(called.set)
         begun.set()
-        context.wait_stop(PATIENCE_S)
+        context.wait_for_stop(PATIENCE_S)
 
     future = pool.submit(waits)
     assert begun.wait(PATIENCE_S)

@@ -42,7 +42,7 @@ def here(context: TaskContext) -> str:
 @WORK.task(name="endless")
 def endless(key: str, context: TaskContext) -> None:
     context.store.put(f"{key}/began", b"")
-    if context.wait_stop(10 * WAIT_S):
+    if context.wait_for_stop(10 * WAIT_S):
         context.store.put(f"{key}/stopped", b"")
     raise TaskStopped("told to stop")
 

@@ -45,7 +45,7 @@ def fail() -> None:
 
 @task
 def sleep(context: TaskContext) -> None:
-    context.wait_stop(600)
+    context.wait_for_stop(600)
 """
 
 

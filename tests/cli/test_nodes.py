@@ -10,7 +10,7 @@ URL = "sqlite:///nodes.db"
 JOBS = """
 from latchwork.jobs import Job, Threads
 
-report = Job("report", work_pool=[f"i{n}" for n in range(6)], run=lambda context: context.wait_stop(),
+report = Job("report", work_pool=[f"i{n}" for n in range(6)], run=lambda context: context.wait_for_stop(),
              initial_delay_s=0.0, threads=Threads.per_item())
 """
 

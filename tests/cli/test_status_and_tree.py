@@ -59,7 +59,9 @@ def test_status_shows_who_leads_who_lives_what_runs_where_and_which_locks_are_he
 def test_status_and_jobs_list_tell_runs_that_go_on_from_locks_that_are_held(cli, url, wait_until):
     waiting = Job("night", work_pool=["a", "b", "c"], run=print, schedule=Cron("0 3 1 1 *"))
     items = ["east", "north", "south", "west"]
-    endless = Job("report", work_pool=items, run=lambda c: c.wait_stop(), initial_delay_s=0, threads=Threads.per_item())
+    endless = Job(
+        "report", work_pool=items, run=lambda c: c.wait_for_stop(), initial_delay_s=0, threads=Threads.per_item()
+    )
     with JobManager(url, "n1", [endless, waiting]):
         wait_until(lambda: "4 running" in cli("status", "--url", url).out, "the runs have lasted a second")
         text = cli("status", "--url", url).out

@@ -19,7 +19,7 @@ URL = "sqlite:///cluster.db?root=why"
 
 @pytest.fixture
 def node(cli, wait_until):
-    job = Job("report", work_pool=["north", "south"], run=lambda context: context.wait_stop(), initial_delay_s=0.0)
+    job = Job("report", work_pool=["north", "south"], run=lambda context: context.wait_for_stop(), initial_delay_s=0.0)
     with JobManager(f"sqlite:///{cli.folder}/cluster.db?root=why", "n1", job) as running:
         wait_until(lambda: running.stats().jobs["report"].active == 1, "it runs")
         yield running

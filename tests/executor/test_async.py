@@ -22,7 +22,7 @@ def _told(context: TaskContext, key: str, what: str) -> None:
 
 
 def _until_go(context: TaskContext, key: str) -> None:
-    while context.store.get(f"{key}/go") is None and not context.wait_stop(0.02):
+    while context.store.get(f"{key}/go") is None and not context.wait_for_stop(0.02):
         pass
 
 

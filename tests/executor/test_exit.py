@@ -52,7 +52,7 @@ STOPPED = threading.Event()
 
 @WORK.task(name="exit.endless")
 def endless(context: TaskContext) -> None:
-    context.wait_stop()
+    context.wait_for_stop()
     STOPPED.set()
 
 

@@ -41,7 +41,7 @@ def where(context: TaskContext) -> str:
 
 @task(name="slow-where")
 def slow_where(seconds: float, context: TaskContext) -> str:
-    context.wait_stop(seconds)
+    context.wait_for_stop(seconds)
     return context.node_id
 
 
@@ -50,7 +50,7 @@ def wait(key: str, context: TaskContext) -> str:
     """Count a start under a key, and go on until told to stop, or until somebody writes ``<key>/go``."""
     store = context.store
     store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
-    while not context.wait_stop(0.02):
+    while not context.wait_for_stop(0.02):
         if store.get(f"{key}/go") is not None:
             return context.node_id
     store.create(f"{key}/stops/s", context.node_id.encode(), sequential=True)
@@ -93,7 +93,7 @@ def fail_then_wait(key: str, context: TaskContext) -> int:
     if context.attempt == 1:
         raise ValueError("the first try")
     while context.store.get(f"{key}/go") is None:
-        if context.wait_stop(0.02):
+        if context.wait_for_stop(0.02):
             raise TaskStopped("told to stop")
     return context.attempt
 

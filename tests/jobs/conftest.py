@@ -66,7 +66,7 @@ class Cluster:
             try:
                 if on_start is not None:
                     on_start(context)
-                context.wait_stop()
+                context.wait_for_stop()
                 if on_stop is not None:
                     on_stop(context)
             finally:

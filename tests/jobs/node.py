@@ -36,7 +36,7 @@ def main(url, node_id, log_path, items):
 
     def run(context):
         note("start", context)
-        context.wait_stop(random.uniform(0.05, 0.3))
+        context.wait_for_stop(random.uniform(0.05, 0.3))
         note("end", context)
 
     job = Job(

@@ -124,7 +124,7 @@ def test_while_the_same_runs_go_on_nothing_is_written(memory, cluster, eventuall
 
 def test_runs_that_come_and_go_are_written_down_every_two_seconds_at_most(memory, cluster, eventually):
     job = cluster.endless(
-        items=[f"i{n}" for n in range(30)], run=lambda c: c.wait_stop(1.2), schedule=FixedDelay(0.05), jitter_s=0.5
+        items=[f"i{n}" for n in range(30)], run=lambda c: c.wait_for_stop(1.2), schedule=FixedDelay(0.05), jitter_s=0.5
     )
     with memory.mirror("runs") as mirror:
         at = []

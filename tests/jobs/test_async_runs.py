@@ -109,14 +109,14 @@ def test_stop_listeners_and_waits_of_an_async_run_are_of_its_loop(store, cluster
         told.append(threading.current_thread())
 
     async def watch(context):
-        told.append(await context.wait_stop(WAIT_S))
+        told.append(await context.wait_for_stop(WAIT_S))
 
     async def run(context):
         here.append(threading.current_thread())
         context.on_stop(listen)
         watching = asyncio.create_task(watch(context))
         try:
-            assert not await context.wait_stop(0.01)
+            assert not await context.wait_for_stop(0.01)
             await asyncio.sleep(3600.0)
         finally:
             await watching
@@ -253,7 +253,7 @@ def test_a_context_for_tests_is_awaited_like_the_real_one():
         told = []
         context.on_stop(lambda: told.append("listener"))
         await context.stop()
-        return told, await context.wait_stop(1.0), context.should_stop, context.work_share, repr(context)
+        return told, await context.wait_for_stop(1.0), context.should_stop, context.work_share, repr(context)
 
     assert asyncio.run(use()) == (["listener"], True, True, ("a",), f"<aio {stopped()!r}>")
 

@@ -207,7 +207,7 @@ def test_a_whole_share_is_one_run_and_is_restarted_with_all_items_when_it_grows(
 
     def run(context):
         shares.append(context.work_share)
-        context.wait_stop()
+        context.wait_for_stop()
 
     def job():
         return Job("report", work_pool=["a", "b"], run=run, schedule=FixedDelay(60.0), initial_delay_s=0.0)
@@ -327,7 +327,7 @@ def test_close_waits_for_runs_to_stop_and_gives_their_locks_back(memory, cluster
     stopped = threading.Event()
 
     def run(context):
-        context.wait_stop()
+        context.wait_for_stop()
         threading.Event().wait(0.3)
         stopped.set()
 
@@ -342,7 +342,7 @@ def test_close_ends_the_runs_first_then_the_locks_and_the_alive_key_last(memory,
     left_in_run = []
 
     def run(context):
-        context.wait_stop()
+        context.wait_for_stop()
         left_in_run.append((memory.get(keys.alive_key("n1")) is not None, len(inspect(memory).locks)))
 
     other = cluster.node(memory, "n2", [])
@@ -409,7 +409,7 @@ def test_a_moved_item_starts_at_its_new_node_only_after_the_old_run_has_ended(me
 
     def run(context):
         cluster.log.begin(context)
-        context.wait_stop()
+        context.wait_for_stop()
         leave.wait(20)
         cluster.log.end(context)
 
@@ -430,7 +430,7 @@ def test_runs_are_told_to_stop_before_their_locks_run_out(memory, cluster, event
     left = []
 
     def run(context):
-        context.wait_stop()
+        context.wait_for_stop()
         left.append(context.remaining_s())
 
     node = cluster.node(memory, "n1", Job("report", work_pool=["a"], run=run, initial_delay_s=0.0), lock_ttl_s=2.0)
@@ -456,7 +456,7 @@ def test_the_fence_of_an_item_guards_a_write_and_fails_when_the_lock_is_gone(mem
 
     def run(context):
         contexts.append(context)
-        context.wait_stop()
+        context.wait_for_stop()
 
     node = cluster.node(memory, "n1", Job("report", work_pool=["a"], run=run, initial_delay_s=0.0))
     eventually(lambda: contexts)
@@ -621,7 +621,7 @@ def test_a_registration_whose_session_has_ended_writes_nothing_more(memory):
     session.close()
     for step in (
         lambda: stale.write_pool("report", ("a",), None),
-        stale.become_ready,
+        stale.mark_ready,
     ):
         with pytest.raises((Conflict, SessionLost, Closed)):
             step()

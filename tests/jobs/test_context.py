@@ -21,10 +21,10 @@ def test_a_context_is_made_with_plain_arguments():
 
 def test_stop_ends_a_wait_at_once():
     context = JobContext()
-    assert context.wait_stop(0.0) is False
+    assert context.wait_for_stop(0.0) is False
     context.stop()
     assert context.should_stop
-    assert context.wait_stop() is True
+    assert context.wait_for_stop() is True
 
 
 def test_listeners_are_called_once_in_the_order_they_were_added():

@@ -162,7 +162,7 @@ def test_a_call_of_a_run_to_a_server_that_hangs_ends_when_its_locks_do(own_serve
                 asking.set()
         except LatchworkError as error:
             errors.append((error, context.remaining_s()))
-            context.wait_stop(20)
+            context.wait_for_stop(20)
 
     with latchwork.connect(own_server.url("hangs", call_timeout_s=40)) as store:
         node = cluster.node(store, "n1", cluster.endless(run=run, items=["a"]), session_ttl_s=3.0, lock_ttl_s=2.0)

@@ -171,7 +171,7 @@ def test_a_rolling_restart_of_a_fleet_at_work_moves_each_share_out_once_and_back
 
     def work(context):  # a run works until it is told to stop: an item that is left alone has one run all the time
         cluster.log.begin(context)
-        while not context.wait_stop(0.01):
+        while not context.wait_for_stop(0.01):
             done.update(context.work_share)
         cluster.log.end(context)
 

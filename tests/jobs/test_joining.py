@@ -51,9 +51,9 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
 
     def register():
         registration.join(1.0, threading.Event())
-        registration.sync_available_jobs()
+        registration.store_available_jobs()
         registration.write_pool("report", tuple(items), None)
-        registration.become_ready()
+        registration.mark_ready()
 
     thread = threading.Thread(target=register)
 
@@ -197,7 +197,7 @@ def test_a_node_that_returns_with_other_jobs_removes_those_of_its_earlier_start(
         member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
         registration = Registration(memory, session, member, [job])
         assert registration.try_join() is None
-        registration.sync_available_jobs()
+        registration.store_available_jobs()
         session.close()  # as if it had crashed
     assert memory.children(keys.available_job_key("n1")) == ["mail"]
 
@@ -207,7 +207,7 @@ def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all
     member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
     registration = Registration(memory, memory.open_session(5.0), member, jobs)
     assert registration.try_join() is None
-    registration.sync_available_jobs()
+    registration.store_available_jobs()
     assert memory.children(keys.available_job_key("n1")) == jobs
     registration.leave()
     assert memory.children(keys.available_job_key("n1")) == []

@@ -107,7 +107,7 @@ def test_an_item_whose_node_dies_in_the_run_is_run_again_elsewhere(store, cluste
         ran.append(context.node_id)
         if len(ran) == 1:
             begun.set()
-            context.wait_stop(20.0)
+            context.wait_for_stop(20.0)
 
     first = cluster.node(store, "n1", a_job(run, ["a"]))
     eventually(lambda: locked(store, 1))

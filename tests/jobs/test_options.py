@@ -20,7 +20,7 @@ from latchwork.jobs.options import (
     Unset,
     combine_options,
     create_default_options,
-    create_number_kind,
+    create_number_type,
     document_options,
     get_option_rows,
     option_field,
@@ -31,7 +31,7 @@ from latchwork.jobs.settings import NODE_DEFAULTS, JobOptions, NodeOptions
 
 @dataclass(frozen=True)
 class Dummy(Generic[Unset]):
-    nap_s: float | Unset = seconds_field(2.0, "that `run` sleeps", least=0.5)
+    nap_s: float | Unset = seconds_field(2.0, "that `run` sleeps", minimum=0.5)
     pause_s: float | None = seconds_field(None, "between two naps", none="for ever")
     threads: object = option_field(THREADS, Threads(1), "runs at a time")
 
@@ -55,7 +55,7 @@ def test_only_a_row_without_a_default_may_be_none():
 
 
 def test_values_are_kept_as_what_they_mean():
-    assert type(create_number_kind(0.0).check("x", 3)) is float
+    assert type(create_number_type(0.0).check("x", 3)) is float
     given = {"gpu": "yes"}
     kept = LABELS.check("labels", given)
     given["gpu"] = "no"

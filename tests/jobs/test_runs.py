@@ -71,7 +71,7 @@ def test_a_run_told_to_stop_while_it_waits_keeps_its_due(start, eventually):
 
 def test_a_run_told_to_stop_in_the_middle_is_due_at_once(start, eventually):
     begun = threading.Event()
-    run = start(lambda context: (begun.set(), context.wait_stop()))
+    run = start(lambda context: (begun.set(), context.wait_for_stop()))
     begun.wait(5)
     run.stop()
     eventually(lambda: run.ended)
@@ -80,7 +80,7 @@ def test_a_run_told_to_stop_in_the_middle_is_due_at_once(start, eventually):
 
 def test_a_run_told_to_stop_in_the_middle_is_due_at_once_however_long_its_schedule_waits(start, eventually):
     begun = threading.Event()
-    run = start(lambda context: (begun.set(), context.wait_stop()), schedule=FixedDelay(3600.0))
+    run = start(lambda context: (begun.set(), context.wait_for_stop()), schedule=FixedDelay(3600.0))
     begun.wait(5)
     run.stop()
     eventually(lambda: run.ended)
@@ -93,7 +93,7 @@ def test_stop_returns_at_once_although_a_listener_hangs(start, eventually):
     def work(context):
         context.on_stop(lambda: leave.wait(10))
         begun.set()
-        context.wait_stop()
+        context.wait_for_stop()
 
     run = start(work)
     begun.wait(5)

@@ -167,7 +167,7 @@ def test_a_disabled_job_stops_within_a_second_calls_its_listeners_once_and_goes_
     def run(context):
         context.on_stop(lambda: told.append(context.work_share))
         cluster.log.begin(context)
-        context.wait_stop()
+        context.wait_for_stop()
         cluster.log.end(context)
 
     cluster.node(store, "n1", [cluster.endless(run=run, items=["a", "b"]), cluster.endless("other", items=["z"])])
@@ -300,7 +300,7 @@ def test_threads_set_for_the_cluster_cut_the_share_anew(memory, cluster, eventua
 
     def run(context):
         shares.append(context.work_share)
-        context.wait_stop()
+        context.wait_for_stop()
 
     cluster.node(memory, "n1", cluster.endless(run=run, items=["a", "b", "c"], threads=Threads.whole()))
     eventually(lambda: shares == [("a", "b", "c")])

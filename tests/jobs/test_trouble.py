@@ -76,7 +76,7 @@ def work(context):
                 break
             except LatchworkError:
                 time.sleep(0.2)  # the server was out of reach for as long
-    context.wait_stop()
+    context.wait_for_stop()
 
 job = Job("report", work_pool=["a"], run=work, schedule=FixedDelay(0.05), initial_delay_s=0.0)
 with latchwork.connect(sys.argv[1]) as store:

@@ -159,7 +159,7 @@ def test_a_lock_freed_by_hand_stops_its_run_refuses_its_writes_and_is_written_do
 
     def run(context):
         contexts.append((context, context.fence("a")))
-        context.wait_stop(20)
+        context.wait_for_stop(20)
         leave.wait(20)
         ended.set()
 

@@ -33,7 +33,7 @@ def test_runs_are_told_to_stop_although_the_worker_hangs_in_a_call(store, cluste
 
     def run(context):
         begun.append(context.work_share)
-        context.wait_stop()
+        context.wait_for_stop()
         stopped.set()
 
     node = cluster.node(
@@ -66,7 +66,7 @@ def test_the_worker_takes_a_closing_step_even_when_no_time_is_given(store, clust
     stopped = threading.Event()
 
     def run(context):
-        context.wait_stop()
+        context.wait_for_stop()
         stopped.set()
 
     node = cluster.node(store, "n1", per_item(run, ["a"]), close_timeout_s=0.0)
@@ -80,7 +80,7 @@ def test_a_stop_listener_that_hangs_delays_neither_the_hand_over_nor_close(store
 
     def run(context):
         context.on_stop(lambda: leave.wait(30))
-        context.wait_stop()
+        context.wait_for_stop()
 
     try:
         first = cluster.node(store, "n1", per_item(run, list("abcdef")), close_timeout_s=0.5)

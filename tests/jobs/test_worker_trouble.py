@@ -68,7 +68,7 @@ def test_stop_listeners_that_found_no_thread_are_called_at_the_next_stop(eventua
     def work(context):
         context.on_stop(called.set)
         begun.set()
-        context.wait_stop()
+        context.wait_for_stop()
 
     made = make_run(work)
     made.start()
@@ -129,7 +129,7 @@ def test_an_interrupted_cron_run_is_due_at_once(eventually):
 
     def work(context):
         begun.set()
-        context.wait_stop()
+        context.wait_for_stop()
 
     schedule = Cron("0 0 1 1 *")
     made = make_run(work, schedule=schedule)
@@ -143,7 +143,8 @@ def test_an_interrupted_cron_run_is_due_at_once(eventually):
 
 def test_the_guard_stops_the_run_whose_own_locks_run_out_and_no_other(eventually):
     runs = [
-        make_run(lambda context: context.wait_stop(), time_to_stop_s=lambda spare=spare: spare) for spare in (0.0, 60.0)
+        make_run(lambda context: context.wait_for_stop(), time_to_stop_s=lambda spare=spare: spare)
+        for spare in (0.0, 60.0)
     ]
     for run in runs:
         run.start()
@@ -161,7 +162,7 @@ def test_the_guard_stops_the_run_whose_own_locks_run_out_and_no_other(eventually
 
 
 def test_a_guard_that_fails_once_is_reported_and_goes_on(eventually, caplog):
-    run = make_run(lambda context: context.wait_stop(), time_to_stop_s=lambda: 0.0)
+    run = make_run(lambda context: context.wait_for_stop(), time_to_stop_s=lambda: 0.0)
     run.start()
     answers = [RuntimeError("odd")]
 

@@ -117,7 +117,7 @@ class Cluster:
     def start(self, node_id="n1"):
         def run(context):
             self.seen.update(context.work_share)
-            context.wait_stop(0.1)
+            context.wait_for_stop(0.1)
 
         job = Job("j", work_pool=["a", "b"], run=run, schedule=FixedDelay(0.1), initial_delay_s=0)
         node = JobManager(

@@ -16,7 +16,7 @@ FUNCTIONS = Functions()
 @FUNCTIONS.task(name="step")
 def step(number: int, parts: list[int], context: TaskContext) -> int:
     """The sum of what came before, and its own number; slow enough to be killed in."""
-    context.wait_stop(0.005)
+    context.wait_for_stop(0.005)
     return (number + sum(parts)) % 1_000_003
 
 

@@ -23,7 +23,7 @@ def busy(number: int, context: TaskContext) -> int:
     with MUTEX:
         Busy.now += 1
         Busy.most = max(Busy.most, Busy.now)
-    context.wait_stop(0.02)
+    context.wait_for_stop(0.02)
     with MUTEX:
         Busy.now -= 1
         Busy.done += 1

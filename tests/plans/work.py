@@ -70,7 +70,7 @@ def fails_until_gate(value: int) -> int:
 @FUNCTIONS.task(name="waits")
 def waits(context: TaskContext) -> str:
     called("waits")
-    context.wait_stop(WAIT_S)
+    context.wait_for_stop(WAIT_S)
     context.log.info("stopped")
     return "stopped" if context.should_stop else "late"
 

@@ -230,7 +230,7 @@ def test_a_cluster_with_a_bad_record_of_every_kind_still_gives_each_item_to_a_no
         def run(context):
             for item in context.work_share:
                 seen.setdefault(item, set()).add(node_id)
-            context.wait_stop(0.05)
+            context.wait_for_stop(0.05)
 
         job = Job("j", work_pool=items, run=run, schedule=FixedDelay(0.1), initial_delay_s=0, threads=Threads.whole())
         return JobManager(

@@ -92,7 +92,7 @@ def about(ctx: TaskContext) -> tuple[str, int, int, str]:
 @task
 def waits(ctx: TaskContext) -> bool:
     """Until it is told to stop."""
-    return ctx.wait_stop(60)
+    return ctx.wait_for_stop(60)
 
 
 @task

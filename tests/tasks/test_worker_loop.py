@@ -300,7 +300,7 @@ def test_a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped
         from latchwork.tasks import current_task
 
         begun.set()
-        current_task().wait_stop(PATIENCE_S)
+        current_task().wait_for_stop(PATIENCE_S)
         stopped.set()
 
     put(store, listens, id="x")

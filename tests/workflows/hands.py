@@ -60,7 +60,7 @@ class Hand:
         found = {}
         for claim in self.backlog.try_take(list(lanes), limit=limit, extra=self._extra):
             item = ItemName.parse(claim.item.id)
-            body = self.store.get(self.keys.data(item.attempt_key))
+            body = self.store.get(self.keys.data_key(item.attempt_key))
             found[TaskMessage.from_bytes(claim.value, body.value if body else None).head.name] = claim
         return found
 
@@ -69,7 +69,7 @@ class Hand:
         return {claim.item.path: claim for claim in self.backlog.try_take(["default"], limit=20, extra=self._extra)}
 
     def spec(self, claim):
-        body = self.store.get(self.keys.data(ItemName.parse(claim.item.id).attempt_key))
+        body = self.store.get(self.keys.data_key(ItemName.parse(claim.item.id).attempt_key))
         return TaskMessage.from_bytes(claim.value, body.value if body else None)
 
     def wait(self, *names, lanes=("default",)):
@@ -82,8 +82,8 @@ class Hand:
     def _extra(self, item):
         made = ItemName.parse(item.id)
         running = RunningRecord(self.name, "host", time.time(), item.why).to_bytes()
-        return [Absent(self.keys.cancel(made.attempt_key))], [
-            Create(self.keys.running(made.shard, made.attempt_key), running, session=self.session)
+        return [Absent(self.keys.cancel_key(made.attempt_key))], [
+            Create(self.keys.running_key(made.shard, made.attempt_key), running, session=self.session)
         ]
 
     def end(self, claim, outcome=Outcome.SUCCESS, **fields):
@@ -96,15 +96,15 @@ class Hand:
         result = AttemptResult(outcome, claim.fence.token, self.name, "host", started_at, ended_at, **fields)
         claim.ack(
             ops=[
-                Delete(self.keys.running(item.shard, item.attempt_key)),
-                Delete(self.keys.data(item.attempt_key)),
-                Create(self.keys.result(item.shard, item.attempt_key), result.to_bytes()),
+                Delete(self.keys.running_key(item.shard, item.attempt_key)),
+                Delete(self.keys.data_key(item.attempt_key)),
+                Create(self.keys.result_key(item.shard, item.attempt_key), result.to_bytes()),
             ]
         )
 
     def release(self, claim):
         item = ItemName.parse(claim.item.id)
-        claim.release("its node closed", count=False, ops=[Delete(self.keys.running(item.shard, item.attempt_key))])
+        claim.release("its node closed", count=False, ops=[Delete(self.keys.running_key(item.shard, item.attempt_key))])
 
     def die(self):
         """Its session ends, and everything that is bound to it."""
@@ -141,7 +141,7 @@ class Stage:
         return asked.id
 
     def poke(self, on=0):
-        self.store.put(self.keys.poke(on), b"")
+        self.store.put(self.keys.notify_key(on), b"")
 
     def start(self, version, **args):
         of = version.version if isinstance(version, AppliedVersion) else version.number
@@ -225,7 +225,7 @@ class Stage:
         hand.die()
 
     def is_cancelled(self, claim):
-        return self.store.get(self.keys.cancel(ItemName.parse(claim.item.id).attempt_key)) is not None
+        return self.store.get(self.keys.cancel_key(ItemName.parse(claim.item.id).attempt_key)) is not None
 
     def items(self):
         found = self.store.list(f"{self.keys.backlog}/partitions", recursive=True)

@@ -63,7 +63,7 @@ def test_tasks_of_a_project_with_a_pool_need_a_slot_of_it_and_earlier_ones_do_no
     with stage.master():
         before = stage.start(version)
         client.pools.set("@default", 2)
-        eventually(lambda: stage.store.get(stage.keys.pool_size("=default")))
+        eventually(lambda: stage.store.get(stage.keys.pool_size_key("=default")))
         made = stage.start(version)
         eventually(lambda: len(stage.items()) == 4)
         lanes = sorted(each.split("/partitions/")[1].split("/")[0] for each in stage.items())
@@ -80,7 +80,7 @@ def test_tasks_of_a_project_with_a_pool_need_a_slot_of_it_and_earlier_ones_do_no
         client.commands.wait(client.tasks.force_start(stage.rows(made)["b"]))  # which needs no slot
         eventually(lambda: hand.backlog.size("default") == 2)
         client.pools.remove("@default")
-        eventually(lambda: stage.store.get(stage.keys.pool_size("=default")).value == b"10000")
+        eventually(lambda: stage.store.get(stage.keys.pool_size_key("=default")).value == b"10000")
         assert stage.state(before) == stage.state(made) == "running"
 
 
@@ -89,15 +89,15 @@ def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
 
     keys = Keys()
     store = get_workflows_store(store)
-    store.put(keys.pool_size("few"), b"2")
-    store.put(keys.pool_size("=p"), b"1")
+    store.put(keys.pool_size_key("few"), b"2")
+    store.put(keys.pool_size_key("=p"), b"1")
     session = store.open_session(10.0)
     slots = PoolSlots(store, keys, ["default"], lambda: None, session)
     slots.start_watching(5.0)
     eventually(lambda: len(slots.list_available_partitions()) == 4)
     checks, ops = slots.reserve("default~few~=p", "1.1")
     assert len(checks) == 2
-    assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot("few", 0), keys.slot("=p", 0)}
+    assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot_key("few", 0), keys.slot_key("=p", 0)}
     store.commit(checks, ops)
     slots.confirm("1.1")
     eventually(lambda: sorted(slots.list_available_partitions()) == ["default", "default~few"])

@@ -69,8 +69,8 @@ def test_who_looks_is_told_that_no_master_lives(joined):
 
 def test_an_item_that_nobody_waits_for_is_found_and_dropped(joined):
     plant_item(joined, None)
-    joined.store.put(joined.keys.cancel("998.1"), b"")
-    joined.store.put(joined.keys.data("997.1"), b"x")
+    joined.store.put(joined.keys.cancel_key("998.1"), b"")
+    joined.store.put(joined.keys.data_key("997.1"), b"x")
     assert kinds(joined) == ["cancel without item", "data without item", "item without task"]
     with joined.master():
         mend(joined)

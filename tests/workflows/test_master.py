@@ -80,7 +80,7 @@ def test_a_result_that_nobody_could_have_written_ends_its_attempt_and_strange_ke
         made = stage.start(version)
         claim = hand.wait("a")
         row = stage.rows(made)["a"]
-        claim.ack(ops=[Create(stage.keys.result(0, format_attempt_key(row, 1)), b"\xff")])
+        claim.ack(ops=[Create(stage.keys.result_key(0, format_attempt_key(row, 1)), b"\xff")])
         stage.until(made, "failure")
         eventually(lambda: stage.store.list(stage.keys.results_prefix(0)) == [])
     assert any("cannot be read" in (error or "") for *_, error in stage.attempts())
@@ -208,7 +208,7 @@ def test_a_store_that_knows_nothing_of_the_database_is_refused_until_it_is_adopt
 
 
 def test_a_database_from_before_is_refused_where_results_were_deleted_since(stage):
-    stage.store.put(stage.keys.restore_mark(0), b"17")
+    stage.store.put(stage.keys.restore_mark_key(0), b"17")
     with pytest.raises(StoreMismatch, match="restored from a backup"), stage.master() as run:
         eventually(lambda: stage.is_over(run))
 
@@ -231,7 +231,7 @@ def test_the_history_of_a_run_that_is_over_still_gets_its_late_results(stage):
         stage.until(made, "failure")
         eventually(lambda: stage.left() == [])
         row = stage.rows(made)["a"]
-        stage.store.put(stage.keys.result(0, format_attempt_key(row, 1)), stage.result(claim=2**61))
+        stage.store.put(stage.keys.result_key(0, format_attempt_key(row, 1)), stage.result(claim=2**61))
         eventually(lambda: stage.count(attempt) == 2)
         eventually(lambda: stage.left() == [])
     assert stage.state(made) == "failure"

@@ -116,9 +116,9 @@ def test_the_pool_of_a_project_is_set_shown_and_removed(served, typed):
     keys = Keys()
     with latchwork.connect(served.home.store) as opened:
         store = get_workflows_store(opened)
-        store.put(keys.slot("=default", 2), b"nobody")
+        store.put(keys.slot_key("=default", 2), b"nobody")
         found = typed("pools show @default --json")
-        store.delete(keys.slot("=default", 2))
+        store.delete(keys.slot_key("=default", 2))
     assert (found["size"], found["used"], found["waiting"], found["active"], found["queue"]) == (3, 1, 0, 0, [])
     assert found["holders"][0]["task"] is None
     lines = typed("pools list").splitlines()

@@ -11,7 +11,7 @@ from workflows.hands import a_workflow
 
 
 def stored(stage, name):
-    entry = stage.store.get(stage.keys.pool_size(name))
+    entry = stage.store.get(stage.keys.pool_size_key(name))
     return None if entry is None else int(entry.value)
 
 
@@ -46,7 +46,7 @@ def test_the_master_copies_sizes_to_the_store_and_deletes_removed_pools(stage, c
         client.pools.remove("more")
         eventually(lambda: stored(stage, "more") is None)
     client.pools.set("few", 5)
-    stage.store.put(stage.keys.pool_size("strange"), b"7")
+    stage.store.put(stage.keys.pool_size_key("strange"), b"7")
     assert stored(stage, "few") == 3
     with stage.master():  # what changed while there was no master
         eventually(lambda: (stored(stage, "few"), stored(stage, "strange")) == (5, None))

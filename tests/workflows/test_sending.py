@@ -36,7 +36,7 @@ def test_items_that_are_there_keep_no_others_from_being_put(owner, stage):
 
 
 def test_an_item_whose_result_is_there_is_not_put(owner, stage):
-    stage.store.put(stage.keys.result(0, "1.1"), b"{}")
+    stage.store.put(stage.keys.result_key(0, "1.1"), b"{}")
     assert owner.put_items([parcel(1), parcel(2)]) == ["2.1"]
     assert free(stage) == ["2.1"]
 
@@ -82,7 +82,7 @@ def test_what_is_cancelled_is_taken_by_nobody_and_what_has_ended_is_not_cancelle
     assert owner.request_cancels({"1.1": place, "2.1": parcel(2).place}) == ["1.1"]
     assert free(stage) == []
     assert owner.withdraw_items({"1.1": place}) == ["1.1"]
-    assert stage.store.get(stage.keys.cancel("1.1")) is None
+    assert stage.store.get(stage.keys.cancel_key("1.1")) is None
 
 
 def test_a_worker_that_has_an_attempt_is_not_dead_one_that_is_gone_is_and_one_that_left_is_not(owner, stage):
@@ -103,8 +103,8 @@ def test_a_worker_that_has_an_attempt_is_not_dead_one_that_is_gone_is_and_one_th
 
 def test_results_go_with_what_was_cancelled_of_them_and_leave_a_mark(owner, stage):
     for each in range(1, 121):
-        stage.store.put(stage.keys.result(0, f"{each}.1"), b"{}")
-    stage.store.put(stage.keys.cancel("1.1"), b"")
+        stage.store.put(stage.keys.result_key(0, f"{each}.1"), b"{}")
+    stage.store.put(stage.keys.cancel_key("1.1"), b"")
     owner.delete_results([f"{each}.1" for each in range(1, 121)], [], 17)
     assert stage.left() == ["lock"] or stage.left() == []
-    assert stage.store.get(stage.keys.restore_mark(0)).value == b"17"
+    assert stage.store.get(stage.keys.restore_mark_key(0)).value == b"17"

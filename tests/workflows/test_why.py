@@ -260,7 +260,7 @@ def test_a_task_that_is_being_ended_says_that_its_cancel_was_sent_when_and_to_wh
         eventually(lambda: stage.is_cancelled(claim))
         wanted = r"It is being stopped, attempt 1: a cancel request was sent to worker w-7 \d s ago\."
         assert re.fullmatch(wanted, client.runs.explain(run).tasks["a"])
-        key = stage.keys.cancel(ItemName.parse(claim.item.id).attempt_key)
+        key = stage.keys.cancel_key(ItemName.parse(claim.item.id).attempt_key)
         stage.store.put(key, b"\xff{nonsense")
         assert (
             client.runs.explain(run).tasks["a"]
@@ -282,7 +282,9 @@ def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):
         eventually(lambda: got.update(hand.take(lanes=["default~few"], limit=1)) or got)
         rows = stage.rows(first)
         (name,) = got
-        stage.store.commit([], [Create(stage.keys.slot("few", 0), f"{rows[name]}.1".encode(), session=hand.session)])
+        stage.store.commit(
+            [], [Create(stage.keys.slot_key("few", 0), f"{rows[name]}.1".encode(), session=hand.session)]
+        )
         second = stage.start(high)
         eventually(lambda: client.pools.get("few").waiting == 4)
         eventually(lambda: stage.known(first).tasks[name].state is TaskState.RUNNING)
@@ -299,6 +301,6 @@ def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):
         assert client.pools.list()[0].model_dump() == found.model_dump(exclude={"holders", "queue"})
         told = client.runs.explain(second).tasks
         assert "has no worker" in told["x"]  # which is said first: a free slot would be of no use
-        stage.store.put(stage.keys.slot("few", 7), b"nonsense")
+        stage.store.put(stage.keys.slot_key("few", 7), b"nonsense")
         holders = client.pools.get("few").holders
         assert [each.name for each in holders] == [name, ""]  # nobody of ours took that one

@@ -24,7 +24,7 @@ class StopSignal:
 
     Args:
         what: Description of the work for log messages, such as ``job report``.
-        clock: The clock for ``wait_stop``.
+        clock: The clock for ``wait_for_stop``.
     """
 
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -43,7 +43,7 @@ class StopSignal:
         """Whether the work was requested to stop."""
         return self._is_stopped
 
-    def wait_stop(self, timeout_s: float | None = None) -> bool:
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Wait until the work is requested to stop. Return False after the timeout.
 
         Args:

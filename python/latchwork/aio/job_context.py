@@ -24,7 +24,7 @@ class AsyncJobContext(AsyncWrapper):
     ``CancelledError`` or shields what it awaits. It has ``remaining_s`` seconds until its locks expire.
     """
 
-    async def wait_stop(self, timeout_s: float | None = None) -> bool:
+    async def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Wait until this run has to stop. Use it in tasks that the run has started: the run's own task is canceled at
         that time.
 

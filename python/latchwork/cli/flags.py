@@ -53,7 +53,7 @@ def make_setting_flag(row: OptionRow) -> Parameter:
     note = "; 0 is one for each item" if row.kind is THREADS else ""
     default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
     text = f"{row.sentence}{note}.  [default if the code sets none: {default}]"
-    return _flag(row, None, text, min=row.kind.least)
+    return _flag(row, None, text, min=row.kind.minimum)
 
 
 def make_start_flag(row: OptionRow) -> Parameter:

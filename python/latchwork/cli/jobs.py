@@ -21,7 +21,7 @@ from latchwork.cli.text import Grid, Line, print_change, say, say_json, show
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunResult, Schedule, Settings, UnknownNode, inspect
 from latchwork.jobs import settings as stored
-from latchwork.jobs.options import JobRows, NodeRows, OptionRow, create_number_kind, get_option_rows
+from latchwork.jobs.options import JobRows, NodeRows, OptionRow, create_number_type, get_option_rows
 from latchwork.store import Store
 
 JobIds = Annotated[
@@ -39,10 +39,10 @@ JobId = Annotated[
 #: The flags of schedules that are no cron; `latchwork run --command` has them too.
 PACES = (
     OptionRow(
-        create_number_kind(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"
+        create_number_type(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"
     ),
     OptionRow(
-        create_number_kind(0.0),
+        create_number_type(0.0),
         None,
         "between two starts; starts during a long run are skipped",
         "no rate",

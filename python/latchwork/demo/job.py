@@ -64,7 +64,7 @@ class CountJob(Job):
         try:
             start = self._record_start(context, item, began_s)
             counts = count_files(self._items[item])
-            context.wait_stop(began_s + self._pace_s - SYSTEM_CLOCK.now())
+            context.wait_for_stop(began_s + self._pace_s - SYSTEM_CLOCK.now())
             result = records.Result(context.node_id, os.getpid(), counts)
             create = Create(f"{records.RESULTS}/{item}", encode(result))
             context.store.commit([context.fence(item), At(start)], [create])

@@ -60,7 +60,7 @@ class JobContext:
             remaining_s: Returns the seconds for which the locks of this run are held; by default infinity.
             fence: Returns the fence of an item; by default raises ``LockLost``.
             store: Store of the cluster, if there is one.
-            clock: Clock for ``wait_stop``.
+            clock: Clock for ``wait_for_stop``.
             fire_time_s: Fire time of a cron schedule that this run is for, in seconds since the epoch.
         """
         self._share = tuple(work_share)
@@ -118,7 +118,7 @@ class JobContext:
         """True once this run was asked to stop. The run should then finish its current step and return."""
         return self.stop_signal.should_stop
 
-    def wait_stop(self, timeout_s: float | None = None) -> bool:
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Wait until this run is asked to stop, like a sleep that can be interrupted.
 
         Args:
@@ -126,7 +126,7 @@ class JobContext:
         Returns:
             True if the run was asked to stop, False after the timeout.
         """
-        return self.stop_signal.wait_stop(timeout_s)
+        return self.stop_signal.wait_for_stop(timeout_s)
 
     def on_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Register a listener that is called once when this run is asked to stop, or at once if it was already.
@@ -269,10 +269,10 @@ class Job:
     @property
     def is_async(self) -> bool:
         """Whether ``run`` is an ``async def``. For the job manager."""
-        return deferred_kind(self._given_run) == "an async function"
+        return deferred_kind(self._get_run_function) == "an async function"
 
     @property
-    def _given_run(self) -> Any:
+    def _get_run_function(self) -> Any:
         return self._run if type(self).run is Job.run else self.run
 
     def refresh_pool(self) -> None:
@@ -346,7 +346,7 @@ class Job:
                 setattr(self, option.name, kept)
 
     def _validate_run(self) -> None:
-        run = self._given_run
+        run = self._get_run_function
         if not callable(run):
             msg = f"job {self.id}: run is {run!r}; give run= a function of one argument, or override run()"
             raise InvalidJob(msg)

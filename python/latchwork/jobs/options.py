@@ -93,8 +93,8 @@ class Threads:
 
 
 @dataclass(frozen=True, slots=True)
-class OptionKind:
-    """A kind of option: which values it accepts, and how they are stored.
+class OptionType:
+    """The type of an option: which values it accepts, and how they are stored.
 
     Attributes:
         check: Checks a value from code, given the option's name, and returns the value to keep. Raises ValueError with
@@ -102,7 +102,7 @@ class OptionKind:
         read: The same for a setting, whose value comes from code or from the store; by default ``check``.
         encode: Converts a setting's value for JSON.
         effective: Converts a setting's value to the option's value.
-        least: Minimum number.
+        minimum: Minimum number.
         flag: Type of its command-line flag; None for no flag.
     """
 
@@ -110,24 +110,24 @@ class OptionKind:
     read: Callable[[str, Any], Any] | None = None
     encode: Callable[[Any], Any] = lambda value: value
     effective: Callable[[Any], Any] = lambda value: value
-    least: float | None = None
+    minimum: float | None = None
     flag: type | None = None
 
 
-def create_number_kind(least: float) -> OptionKind:
-    """Create a kind of option whose values are finite numbers. They are seconds if the option's name ends in ``_s``.
+def create_number_type(minimum: float) -> OptionType:
+    """Create an option type whose values are finite numbers. They are seconds if the name of the option ends in ``_s``.
 
     Args:
-        least: Minimum value.
+        minimum: Minimum value.
     """
 
     def check(name: str, value: Any) -> float:
-        if not is_number(value, least):
+        if not is_number(value, minimum):
             unit = " of seconds" if name.endswith("_s") else ""
-            raise ValueError(f"{name} is {value!r}; give a finite number{unit}, at least {least:g}")
+            raise ValueError(f"{name} is {value!r}; give a finite number{unit}, at least {minimum:g}")
         return float(value)
 
-    return OptionKind(check, least=least, flag=float)
+    return OptionType(check, minimum=minimum, flag=float)
 
 
 def _check_switch(name: str, value: Any) -> bool:
@@ -207,18 +207,18 @@ def _encode_schedule(schedule: FixedDelay | FixedRate | Cron) -> dict[str, Any]:
     return {"cron": schedule.expression, **given}
 
 
-SWITCH = OptionKind(_check_switch)
+SWITCH = OptionType(_check_switch)
 
 
-LABELS = OptionKind(_check_labels)
+LABELS = OptionType(_check_labels)
 
 
 #: ``Threads`` in code, their limit in settings and on the command line.
-THREADS = OptionKind(_check_threads, _read_limit, effective=Threads, least=0, flag=int)
+THREADS = OptionType(_check_threads, _read_limit, effective=Threads, minimum=0, flag=int)
 
 
 #: Any schedule in code, a built-in one in settings; both also accept the short forms.
-SCHEDULE = OptionKind(_check_schedule, _read_schedule, _encode_schedule)
+SCHEDULE = OptionType(_check_schedule, _read_schedule, _encode_schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class OptionRow:
         name: Name of the option.
     """
 
-    kind: OptionKind
+    kind: OptionType
     default: Any
     text: str
     none: str = ""
@@ -249,7 +249,7 @@ class OptionRow:
     @property
     def description(self) -> str:
         """The description of the option with its minimum value, without the unit, in Markdown."""
-        return self.text + (f"; at least {self.kind.least:g}" if self.kind.least else "")
+        return self.text + (f"; at least {self.kind.minimum:g}" if self.kind.minimum else "")
 
     @property
     def sentence(self) -> str:
@@ -265,7 +265,7 @@ class OptionRow:
         return None if value is None and self.default is None else self.kind.check(self.name, value)
 
 
-def option_field(kind: OptionKind, default: Any, text: str, **attributes: Any) -> Any:
+def option_field(kind: OptionType, default: Any, text: str, **attributes: Any) -> Any:
     """Create a dataclass field that describes an option. The default of the field is None, which means not set.
 
     Args:
@@ -277,16 +277,16 @@ def option_field(kind: OptionKind, default: Any, text: str, **attributes: Any) -
     return field(default=None, metadata={"row": OptionRow(kind, default, text, **attributes)})
 
 
-def seconds_field(default: float | None, text: str, *, least: float = 0.0, **attributes: Any) -> Any:
+def seconds_field(default: float | None, text: str, *, minimum: float = 0.0, **attributes: Any) -> Any:
     """Create a dataclass field that describes an option whose value is a time in seconds.
 
     Args:
         default: Default value of the option.
         text: Description of the option.
-        least: Minimum value.
+        minimum: Minimum value.
         attributes: More attributes of ``OptionRow``.
     """
-    return option_field(create_number_kind(least), default, text, **attributes)
+    return option_field(create_number_type(minimum), default, text, **attributes)
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ class NodeRows(ManagerRows[Unset]):
         None,
         "that runs continue after the last answer of an unreachable store: at most three quarters of "
         "`lock_ttl_s`, and `session_ttl_s`; a longer cluster setting is shortened to that, with a warning",
-        least=MIN_GRACE_S,
+        minimum=MIN_GRACE_S,
         none="as long as the locks allow, even beyond `session_ttl_s`",
     )
     outcome_period_s: float | Unset = seconds_field(
@@ -378,14 +378,14 @@ class NodeOnly:
     session_ttl_s: float | None = seconds_field(
         None,
         "after which a dead node's items are given to other nodes; the server may grant more",
-        least=0.1,
+        minimum=0.1,
         none="that of the URL, else 10",
     )
     lock_ttl_s: float = seconds_field(
-        10.0, "that the items of a dead node stay locked; runs are asked to stop when a quarter is left", least=0.3
+        10.0, "that the items of a dead node stay locked; runs are asked to stop when a quarter is left", minimum=0.3
     )
     weight: float = option_field(
-        create_number_kind(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
+        create_number_type(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
     )
     labels: Mapping[str, str] = option_field(
         LABELS, MappingProxyType({}), "labels for `inspect` and custom strategies; jobs may require some"

@@ -86,7 +86,7 @@ jobs = [
 
 @task
 def wait(context: TaskContext) -> None:
-    context.wait_stop(600)
+    context.wait_for_stop(600)
 
 
 @task

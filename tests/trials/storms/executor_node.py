@@ -57,7 +57,7 @@ def _writes(task: str, context: TaskContext) -> None:
 def plain(task: str, lasts_s: float, writes: bool, load: bytes, context: TaskContext) -> str:
     _begun(task, context)
     try:
-        context.wait_stop(lasts_s)
+        context.wait_for_stop(lasts_s)
         if writes:
             _writes(task, context)
         return answer(task)

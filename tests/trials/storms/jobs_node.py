@@ -103,7 +103,7 @@ def run(context, log, writers):
             log("start", job=context.job_id, item=item, token=fence.token, fire=context.fire_time_s)
             tokens[item] = fence.token
         until = time.monotonic() + random.uniform(0.05, 0.5)
-        while time.monotonic() < until and not context.wait_stop(0.04):
+        while time.monotonic() < until and not context.wait_for_stop(0.04):
             item = random.choice(context.work_share)
             with contextlib.suppress(LatchworkError):  # the lock was lost: there is no fence any more
                 writers.ask(context.fence(item), item)

@@ -22,7 +22,7 @@ _report = print
 
 def _run(context: TaskContext, parts: list[int]) -> None:
     _report({"task": context.task_id, "parts": parts, "attempt": context.attempt, "pid": os.getpid()})
-    context.wait_stop(0.01)
+    context.wait_for_stop(0.01)
 
 
 @FUNCTIONS.task(name="step")

@@ -109,7 +109,7 @@ class Leadership:
         )
         result = self._planner.rebalance(view)
         self._assignment.reuse_strings(self._planner.pop_complete_shares())
-        self._log_result(result, self._find_unmet_labels(members, ready))
+        self._log_result(result, self._find_missing_labels(members, ready))
         if result.changes:
             started = self._store.clock.now()
             self._assignment.write(result.changes, self._fence)
@@ -215,7 +215,9 @@ class Leadership:
             )
         self._versions = versions
 
-    def _find_unmet_labels(self, members: Mapping[str, NodeRecord], ready: Mapping[str, WorkerView]) -> dict[str, str]:
+    def _find_missing_labels(
+        self, members: Mapping[str, NodeRecord], ready: Mapping[str, WorkerView]
+    ) -> dict[str, str]:
         """Find the jobs that no ready node can run because of missing labels.
 
         Args:

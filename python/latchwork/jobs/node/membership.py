@@ -299,10 +299,10 @@ class NodeMembership:
         member = NodeRecord.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
         registration = Registration(self._store, session, member, self._jobs)
         registration.join(_GRACE_S, self._closing)
-        registration.sync_available_jobs()
+        registration.store_available_jobs()
         self._pools.store_last_read_pools(registration, self._refuse_closing)
         self._refuse_closing()
-        registration.become_ready()
+        registration.mark_ready()
         manager = ClusterManager(
             self._store, session, registration.member, self._manager_options, self.counters, observers=self._observers
         )

@@ -92,7 +92,7 @@ class JobManager:
         self._store_or_url = store
         self._namespace = namespace
         self._options = create_node_options(given)
-        self._lacks = find_unmet_labels(self._jobs, self._options.labels)
+        self._lacks = find_missing_labels(self._jobs, self._options.labels)
         for job_id, missing in self._lacks.items():
             log.info("node %s gets no items of job %s because of missing labels: %s", node_id, job_id, missing)
         self._able = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._lacks}
@@ -361,7 +361,7 @@ class JobManager:
         self._observers.notify("detached", self)
 
 
-def find_unmet_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def find_missing_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Find the jobs that a node cannot run because it lacks required labels.
 
     Args:

@@ -112,7 +112,7 @@ class PoolReader:
         manifests = self._store.get_many([keys.work_pool_key(job_id) for job_id in readings])
         for (job_id, reading), manifest in zip(readings.items(), manifests, strict=True):
             check_open()
-            before = self._store_reading(registration, job_id, reading, [manifest])
+            before = self._store_pool(registration, job_id, reading, [manifest])
             if before in {reading.items, ()}:
                 continue
             if registration.has_peers():
@@ -234,7 +234,7 @@ class PoolReader:
         if registration is None:
             return False
         try:
-            stored = self._store_reading(registration, job.id, reading)
+            stored = self._store_pool(registration, job.id, reading)
         except LatchworkError as error:
             log.warning("work pool of job %s could not be stored, retrying: %s", job.id, error)
             return False
@@ -258,7 +258,7 @@ class PoolReader:
             and read_pool_version(self._store, job_id, stale_ok=True) == known.seen
         )
 
-    def _store_reading(
+    def _store_pool(
         self, registration: Registration, job_id: str, reading: _Reading, known_manifest: Sequence[Entry | None] = ()
     ) -> tuple[str, ...]:
         """Store the items that a job's work pool function returned, unless another node has stored newer ones.

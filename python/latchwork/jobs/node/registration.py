@@ -137,7 +137,7 @@ class Registration:
                     raise Closed(msg)
                 other = self.try_join()
 
-    def sync_available_jobs(self) -> None:
+    def store_available_jobs(self) -> None:
         """Make the stored list of jobs that this node can run equal to its current jobs.
 
         An earlier start may have left other jobs, and ``join`` stores only as many as fit into its transaction. Call it
@@ -183,7 +183,7 @@ class Registration:
         """Return whether other nodes are running."""
         return any(worker != self.member.worker for worker in self._store.children(keys.ALIVE))
 
-    def become_ready(self) -> None:
+    def mark_ready(self) -> None:
         """Store that the registration is complete, so that the manager assigns items to the node."""
         ready = self.member.with_state("ready")
         ops = [Put(keys.alive_key(ready.worker), ready.to_bytes(), session=self._session)]

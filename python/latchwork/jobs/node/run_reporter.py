@@ -145,7 +145,7 @@ class RunReporter(Observer):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
         setup = self._setup
-        return [] if setup is None or self._written is None else self._build_outcome_writes(setup)
+        return [] if setup is None or self._written is None else self._build_outcome_ops(setup)
 
     def on_transition(self, job: str, transition: str) -> None:
         """Record that a job began to fail, recovered, or ran for the first time. Never blocks.
@@ -206,13 +206,13 @@ class RunReporter(Observer):
             return False
         try:
             lasting = self._list_lasting_runs()
-            ops = self._build_activity_writes(registration, lasting)
+            ops = self._build_activity_ops(registration, lasting)
             results: list[Put] = []
             if outcomes:
                 with self._mutex:
                     self._pace.begin_write()
                 self._restore_outcomes(setup)
-                results = self._build_outcome_writes(setup)
+                results = self._build_outcome_ops(setup)
             if ops or results:
                 registration.write([*ops, *results])
         except LatchworkError as error:
@@ -225,7 +225,7 @@ class RunReporter(Observer):
                 self._pace.finish_write(time.monotonic())
         return bool(ops or results)
 
-    def _build_activity_writes(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
+    def _build_activity_ops(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
         before = (
             self._reported if registration is self._reported_by else frozenset[int]()
         )  # the key ended with its session
@@ -241,7 +241,7 @@ class RunReporter(Observer):
             setup.restore([] if entry is None else decode_outcomes(self._node_id, entry.value))
             self._written = b"" if entry is None else entry.value
 
-    def _build_outcome_writes(self, setup: ReporterSetup) -> list[Put]:
+    def _build_outcome_ops(self, setup: ReporterSetup) -> list[Put]:
         """Return the write that stores the run results. Return no write if they are already stored, or storing is
         disabled.
         """

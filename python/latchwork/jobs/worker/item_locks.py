@@ -149,7 +149,7 @@ class ItemLocks:
         return self._keeper.remaining_s()
 
     def set_renewal_ttl(self, seconds: float | None) -> None:
-        """Renew the locks as often as a shorter TTL would require, to notice sooner that the store is unreachable.
+        """Renew the locks as often as locks with this TTL, to notice sooner that the store is unreachable.
 
         The TTL of the locks does not change.
 

@@ -325,7 +325,7 @@ class LockKeeper(Startable):
         return owner.lost if owner is not None else Signal()
 
     def set_renewal_ttl(self, seconds: float | None) -> None:
-        """Renew the locks more often, as if their TTL were shorter. The TTL itself does not change.
+        """Renew the locks as often as locks with this TTL. Their own TTL does not change.
 
         This is for callers that must learn earlier that the server is unreachable. No effect after ``close``.
 

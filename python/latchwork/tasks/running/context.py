@@ -29,8 +29,8 @@ class TaskContext(StopSignal):
     """The context of a running task: its identity, its stop signal, and the fence of its claim. Thread-safe.
 
     A function gets it by a parameter annotated ``TaskContext``, or from ``current_task()``. Its stop signal
-    (``should_stop``, ``wait_stop``, ``on_stop``) is set when the task is canceled, its ``timeout_s`` has passed, its
-    claim is about to end, or its node closes. A run in a separate process is killed then, and has no store.
+    (``should_stop``, ``wait_for_stop``, ``on_stop``) is set when the task is canceled, its ``timeout_s`` has passed,
+    its claim is about to end, or its node closes. A run in a separate process is killed then, and has no store.
 
     Attributes:
         takes_task_context: Marks this class as the annotation of a parameter that gets the context.

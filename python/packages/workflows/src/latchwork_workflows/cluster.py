@@ -29,7 +29,7 @@ class StoreCluster:
 
     def notify_master(self, shard: int) -> None:
         """Notify the master of a shard that commands are waiting. The notification may be lost."""
-        self._store.put(self._keys.poke(shard), b"")
+        self._store.put(self._keys.notify_key(shard), b"")
 
     def get_slot_holders(self) -> dict[str, list[str]]:
         """Return the attempts that hold slots, as ``<task>.<attempt number>``, by pool key."""
@@ -95,7 +95,7 @@ class StoreCluster:
         Returns:
             The times by attempt. 0: time unknown. Attempts without such a request are left out.
         """
-        entries = self._store.get_many([self._keys.cancel(each) for each in attempts])
+        entries = self._store.get_many([self._keys.cancel_key(each) for each in attempts])
         pairs = zip(attempts, entries, strict=True)
         return {x: decode_cancel_time(entry.value) for x, entry in pairs if entry is not None}
 

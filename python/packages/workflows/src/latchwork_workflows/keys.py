@@ -106,43 +106,43 @@ class Keys:
         self.every_data = f"{name}/data"
         self.shards = f"{name}/shards"
 
-    def restore_mark(self, shard: int) -> str:
+    def restore_mark_key(self, shard: int) -> str:
         """Return the key that shows whether the database was restored from an older backup."""
         return f"{self.high_marks}/{format_shard_name(shard)}"
 
-    def shard(self, shard: int) -> str:
+    def shard_prefix(self, shard: int) -> str:
         """Return the prefix of the keys that the master of a shard watches."""
         return f"{self.shards}/{format_shard_name(shard)}"
 
     def running_prefix(self, shard: int) -> str:
         """Return the prefix of the claim keys of a shard. Each names the worker of a running attempt."""
-        return f"{self.shard(shard)}/running"
+        return f"{self.shard_prefix(shard)}/running"
 
-    def running(self, shard: int, attempt_key: str) -> str:
+    def running_key(self, shard: int, attempt_key: str) -> str:
         """Return the key that names the worker of a running attempt."""
         return f"{self.running_prefix(shard)}/{attempt_key}"
 
     def results_prefix(self, shard: int) -> str:
         """Return the prefix of the results of a shard."""
-        return f"{self.shard(shard)}/results"
+        return f"{self.shard_prefix(shard)}/results"
 
-    def result(self, shard: int, attempt_key: str) -> str:
+    def result_key(self, shard: int, attempt_key: str) -> str:
         """Return the key of the result of an attempt."""
         return f"{self.results_prefix(shard)}/{attempt_key}"
 
-    def cancel(self, attempt_key: str) -> str:
+    def cancel_key(self, attempt_key: str) -> str:
         """Return the key of a cancel request. The worker of the attempt stops it, and no other worker claims it."""
         return f"{self.cancels}/{attempt_key}"
 
-    def data(self, attempt_key: str) -> str:
+    def data_key(self, attempt_key: str) -> str:
         """Return the key of that part of a large task spec that does not fit into the queue item."""
         return f"{self.every_data}/{attempt_key}"
 
-    def poke(self, shard: int) -> str:
+    def notify_key(self, shard: int) -> str:
         """Return the key that notifies the master of a shard when it is written."""
-        return f"{self.shard(shard)}/poke"
+        return f"{self.shard_prefix(shard)}/poke"
 
-    def pool_size(self, pool: str) -> str:
+    def pool_size_key(self, pool: str) -> str:
         """Return the key of the size of a pool, which is stored as a number.
 
         Args:
@@ -150,7 +150,7 @@ class Keys:
         """
         return f"{self.slots}/{pool}/size"
 
-    def slot(self, pool: str, number: int) -> str:
+    def slot_key(self, pool: str, number: int) -> str:
         """Return the key of a slot of a pool. Slots are numbered from 0."""
         return f"{self.slots}/{pool}/{number}"
 

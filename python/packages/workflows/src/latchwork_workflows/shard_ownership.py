@@ -36,7 +36,7 @@ class ShardTakeover:
     def read_store(self) -> tuple[int, bytes | None]:
         """Return the transaction number and the name of the store, as stored there. Call this before ``take_over``."""
         shard = self._guard.id
-        high, pair = self._store.get(self._keys.restore_mark(shard)), self._store.get(self._keys.pair)
+        high, pair = self._store.get(self._keys.restore_mark_key(shard)), self._store.get(self._keys.pair)
         marked = int(high.value) if high is not None and high.value.isdigit() else 0
         return marked, None if pair is None else pair.value
 

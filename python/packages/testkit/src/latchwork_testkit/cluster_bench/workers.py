@@ -139,8 +139,8 @@ class BenchWorkers:
         registration = Registration(self._store, session, member, self._job_ids)
         if registration.try_join() is not None:
             raise RuntimeError(f"worker {worker} is already registered; give the bench a root that nothing else uses")
-        registration.sync_available_jobs()
-        registration.become_ready()
+        registration.store_available_jobs()
+        registration.mark_ready()
 
     def _acquire_locks_of(self, worker: str) -> int:
         locks = ItemLocks(self._store, worker, LOCK_TTL_S, lambda: None)

@@ -64,14 +64,14 @@ class Mask:
         """Return a copy of the text with all secrets masked. Does not affect the stream of ``feed``."""
         return self.mask_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
-    def _find_possible_start(self, whole: bytes, least: int) -> int:
+    def _find_possible_start(self, whole: bytes, first: int) -> int:
         """Return the position of the longest suffix that may be the beginning of a secret.
 
         Args:
             whole: The bytes to search.
-            least: The first position to consider.
+            first: The first position to consider.
         """
-        for at in range(max(least, len(whole) - self._longest + 1), len(whole)):
+        for at in range(max(first, len(whole) - self._longest + 1), len(whole)):
             if whole[at] in self._firsts:
                 end = whole[at:]
                 if any(len(each) > len(end) and each.startswith(end) for each in self._values):

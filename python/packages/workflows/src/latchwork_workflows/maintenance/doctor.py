@@ -303,7 +303,7 @@ class Doctor:
                 shards |= set(every)
             asked = [send_command(connection, CommandType.REPAIR, shard_id=each, by=by) for each in sorted(shards)]
         for each in asked:
-            self._store.put(self._keys.poke(each.shard), b"")
+            self._store.put(self._keys.notify_key(each.shard), b"")
         return [each.id for each in asked]
 
     def wait_until_executed(self, commands: Sequence[int], timeout_s: float) -> bool:

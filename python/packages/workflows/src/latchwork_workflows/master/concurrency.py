@@ -25,13 +25,13 @@ class ConcurrencyControl:
     """Decides in one transaction which runs may start. Not thread-safe.
 
     Attributes:
-        pokes: Shards for which this transaction has written a command.
+        shards_to_notify: Shards for which this transaction has written a command.
     """
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
         self._limited: dict[str, bool] = {}
-        self.pokes: set[int] = set()
+        self.shards_to_notify: set[int] = set()
 
     def has_project_pool(self, project: str) -> bool:
         """Return whether a project has a pool that limits its tasks. Each task then needs a slot of that pool."""
@@ -80,7 +80,7 @@ class ConcurrencyControl:
         for other in found.stop:
             send_command(self._connection, CommandType.STOP, shard_id=other.shard, run_id=other.id, by="serial")
             record_event(self._connection, "superseded", by="", run_id=other.id, project=given.project)
-            self.pokes.add(other.shard)
+            self.shards_to_notify.add(other.shard)
         return found.decision is StartDecision.WAIT
 
     def _refuse(self, version: LoadedVersion, turn: StartDecision, other: ActiveRun) -> None:
@@ -164,7 +164,7 @@ class ConcurrencyControl:
             if each.known.state in OVER - {RunState.PAUSED}
             and (each.id not in before or before[each.id].known.state is not each.known.state)
         }
-        return self.pokes | concurrency.find_shards_with_waiting_runs(self._connection, codes)
+        return self.shards_to_notify | concurrency.find_shards_with_waiting_runs(self._connection, codes)
 
 
 def select_runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Iterable[StoredRun]) -> list[int]:

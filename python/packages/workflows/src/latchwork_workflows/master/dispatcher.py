@@ -330,7 +330,7 @@ class Dispatcher:
         """
         for each in shards:
             try:
-                self._store.put(self.keys.poke(each), b"")
+                self._store.put(self.keys.notify_key(each), b"")
             except LatchworkError:
                 _log.debug("shard %d was not notified", each, exc_info=True)
 
@@ -345,10 +345,10 @@ class Dispatcher:
             seq: Number of the transaction that wrote the results. It shows later whether the database was restored from
                 an older backup.
         """
-        ops = [Delete(key) for x in ended for key in (self.keys.result(self._shard, x), self.keys.cancel(x))]
+        ops = [Delete(key) for x in ended for key in (self.keys.result_key(self._shard, x), self.keys.cancel_key(x))]
         ops += [Delete(key) for key in unknown_keys]
         for start in range(0, len(ops), _MAX_OPS):
-            mark = Put(self.keys.restore_mark(self._shard), str(seq).encode())
+            mark = Put(self.keys.restore_mark_key(self._shard), str(seq).encode())
             self._commit([], [mark, *ops[start : start + _MAX_OPS]])
 
     def _commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
@@ -379,7 +379,7 @@ class Dispatcher:
         for batch in _batches(task_items):
             try:
                 self._commit(
-                    [Absent(self.keys.result(self._shard, each.place.item.attempt_key)) for each in batch],
+                    [Absent(self.keys.result_key(self._shard, each.place.item.attempt_key)) for each in batch],
                     list(dict.fromkeys(op for each in batch for op in self._ops_of(each))),
                 )
             except Conflict:
@@ -394,7 +394,9 @@ class Dispatcher:
     def _ops_of(self, task_item: TaskItem) -> list[Op]:
         place = task_item.place
         ops = self._backlog.put_ops(place.partition, place.sort_key, {place.item.id: task_item.value})
-        return ops if task_item.body is None else [*ops, Put(self.keys.data(place.item.attempt_key), task_item.body)]
+        return (
+            ops if task_item.body is None else [*ops, Put(self.keys.data_key(place.item.attempt_key), task_item.body)]
+        )
 
     def _put_each(self, batch: Sequence[TaskItem]) -> list[str]:
         """Add the items of a batch one by one. Skip items that exist already or whose attempts have ended.
@@ -403,7 +405,9 @@ class Dispatcher:
             The keys of the attempts for which nothing more needs to be done.
         """
         items = self._store.get_many([self.get_item_key(each.place) for each in batch])
-        results = self._store.get_many([self.keys.result(self._shard, each.place.item.attempt_key) for each in batch])
+        results = self._store.get_many(
+            [self.keys.result_key(self._shard, each.place.item.attempt_key) for each in batch]
+        )
         done = [each.place.item.attempt_key for each, item in zip(batch, items, strict=True) if item is not None]
         ended = {each.place.item.attempt_key for each, result in zip(batch, results, strict=True) if result is not None}
         for each in batch:
@@ -411,7 +415,7 @@ class Dispatcher:
             if x in done or x in ended:
                 continue
             try:
-                self._commit([Absent(self.keys.result(self._shard, x))], self._ops_of(each))
+                self._commit([Absent(self.keys.result_key(self._shard, x))], self._ops_of(each))
             except Conflict:
                 continue  # it was put or ended just now: the next turn sees it
             done.append(x)
@@ -442,13 +446,15 @@ class Dispatcher:
 
         The key of the claim is read first, because the end of an attempt replaces that key with a result.
         """
-        keys = (self.keys.running(self._shard, attempt_key), self.keys.result(self._shard, attempt_key))
+        keys = (self.keys.running_key(self._shard, attempt_key), self.keys.result_key(self._shard, attempt_key))
         return any(self._store.get(key) is not None for key in keys)
 
     def _remove(self, attempt_key: str, item: QueueItem) -> bool:
         checks, ops = self._backlog.removal_ops(item)
         try:
-            self._commit(checks, [*ops, Delete(self.keys.data(attempt_key)), Delete(self.keys.cancel(attempt_key))])
+            self._commit(
+                checks, [*ops, Delete(self.keys.data_key(attempt_key)), Delete(self.keys.cancel_key(attempt_key))]
+            )
         except Conflict:
             return False  # a worker claimed it: it runs, or is canceled later
         return True
@@ -465,7 +471,8 @@ class Dispatcher:
         for x, place in places.items():
             try:
                 self._commit(
-                    [Exists(self.get_item_key(place))], [Put(self.keys.cancel(x), encode_cancel_request(time.time()))]
+                    [Exists(self.get_item_key(place))],
+                    [Put(self.keys.cancel_key(x), encode_cancel_request(time.time()))],
                 )
             except Conflict:
                 continue  # it has ended
@@ -504,7 +511,7 @@ class Dispatcher:
 
     def delete_extra_keys(self, attempts: Sequence[str]) -> None:
         """Delete the cancel requests and the separate spec keys of attempts that have no queue item."""
-        ops = [Delete(key) for x in attempts for key in (self.keys.cancel(x), self.keys.data(x))]
+        ops = [Delete(key) for x in attempts for key in (self.keys.cancel_key(x), self.keys.data_key(x))]
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 

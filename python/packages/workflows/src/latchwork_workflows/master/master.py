@@ -223,13 +223,13 @@ class Master:
                 _log.info("shard %s is released to other masters: %s", item, error)
             except StoreMismatch as error:
                 _log.error("%s", error)
-                context.wait_stop(_MISMATCH_S)
+                context.wait_for_stop(_MISMATCH_S)
                 raise
             finally:
                 forget()
 
     def _run_cleanup(self, context: JobContext) -> None:
-        pause = partial(context.wait_stop, _CHORES_PAUSE_S)
+        pause = partial(context.wait_for_stop, _CHORES_PAUSE_S)
         try:
             cleanup.Cleanup(self._tools.database, self._logs, self._keep, pause=pause).run()
         except cleanup.PASSING as error:

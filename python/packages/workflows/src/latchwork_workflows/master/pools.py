@@ -53,7 +53,7 @@ class PoolSizes:
             return
         keys = self._dispatcher.keys
         there = {key: value for key, value in self._dispatcher.list_values(keys.slots).items() if key.endswith("/size")}
-        now = {keys.pool_size(name): str(size).encode() for name, size in self._wanted.items()}
+        now = {keys.pool_size_key(name): str(size).encode() for name, size in self._wanted.items()}
         ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
         gone = [key for key in there if key not in now]
         free = str(MAX_SIZE).encode()

@@ -100,7 +100,7 @@ class ShardLoop:
         self._guard = ShardGuard(shard, fence.token)
         self._dispatcher = Dispatcher(tools.store.within(remaining_s), tools.keys, shard, fence)
         self._owning = ShardTakeover(self._guard, tools.store, tools.keys, self._dispatcher.check_owner)
-        self._prefix = tools.keys.shard(shard)
+        self._prefix = tools.keys.shard_prefix(shard)
         self._clock: Clock = tools.store.clock
         self._news = Signal()
         self._stopping = False
@@ -112,7 +112,7 @@ class ShardLoop:
         self._marked = 0
         self._noted_at = -1e18
         self._abandoned: dict[str, ItemPosition] = {}
-        self._pokes: set[int] = set()
+        self._shards_to_notify: set[int] = set()
         self._task_specs = TaskItemBuilder(tools.database, tools.plans, shard)
         self._pools = PoolSizes(shard, self._dispatcher)
         self._looking, self._debounce = StoreReader(self._prefix), Debounce()
@@ -421,7 +421,7 @@ class ShardLoop:
         self._abandoned.update(written.abandoned)
         if written.needs_repair:
             self._needs_repair, self._is_known = True, False
-        self._pokes |= written.pokes
+        self._shards_to_notify |= written.shards_to_notify
         self._broken |= {row for row, _ in self._fires if row.code in written.broken}
 
     # Dispatch
@@ -429,8 +429,8 @@ class ShardLoop:
     def _apply_to_store(self) -> None:
         """Write the effects of the last transaction to the store. Writes that fail are retried in the next turn."""
         self._is_busy = False
-        pokes, self._pokes = self._pokes, set()
-        self._dispatcher.notify_masters(pokes)
+        shards_to_notify, self._shards_to_notify = self._shards_to_notify, set()
+        self._dispatcher.notify_masters(shards_to_notify)
         self._pools.write_to_store()
         self._put_items()  # first: workers wait for these items
         ended, strange, seq = self._tidy

@@ -67,7 +67,7 @@ class TurnResult:
         more: Whether there may be more commands.
         fired: Whether schedules were written.
         needs_repair: Whether a repair was requested: read everything again and delete orphaned store entries.
-        pokes: Shards for which this transaction has written a command.
+        shards_to_notify: Shards for which this transaction has written a command.
         broken: Workflows whose schedules cannot start anything.
     """
 
@@ -77,7 +77,7 @@ class TurnResult:
     more: bool = False
     fired: bool = False
     needs_repair: bool = False
-    pokes: set[int] = field(default_factory=set)
+    shards_to_notify: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)
 
 
@@ -114,11 +114,13 @@ class TurnWriter:
         """Complete the turn: start further runs of backfills, and notify runs that waited for runs that have ended."""
         self._held.process_calls()
         self.written.more |= self._backfills.advance_changed_backfills(self.written.runs, self._cache.runs)
-        self.written.pokes |= self._held.wake_dependents()
+        self.written.shards_to_notify |= self._held.wake_dependents()
         made = self._result_cache.made
         for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
             self.call_isolated(partial(result_cache.save_cache_entries, self._connection, batch), _log_skipped)
-        self.written.pokes |= self._concurrency.find_shards_to_notify(self.written.runs.values(), self._cache.runs)
+        self.written.shards_to_notify |= self._concurrency.find_shards_to_notify(
+            self.written.runs.values(), self._cache.runs
+        )
 
     # Errors of one run
 

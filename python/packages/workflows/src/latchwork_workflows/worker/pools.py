@@ -116,7 +116,7 @@ class PoolSlots:
 
     def _size(self, name: str) -> tuple[int, Entry] | None:
         with suppress(KeyError, ValueError):
-            entry = self._slots[self._keys.pool_size(name)]
+            entry = self._slots[self._keys.pool_size_key(name)]
             return int(entry.value), entry
         return None
 
@@ -161,7 +161,7 @@ class PoolSlots:
             slots.append((name, free[0]))
         with self._lock:
             self._picked[attempt_key] = (slots, self._clock.now() + _WANTED_S)
-        return checks, [Create(self._keys.slot(*each), attempt_key.encode(), self._session) for each in slots]
+        return checks, [Create(self._keys.slot_key(*each), attempt_key.encode(), self._session) for each in slots]
 
     def confirm(self, attempt_key: str) -> None:
         """Record that the attempt was claimed. It keeps its slots until ``forget``."""
@@ -182,4 +182,4 @@ class PoolSlots:
         """Return the writes that free the slots of an attempt."""
         with self._lock:
             found = self._picked.get(attempt_key)
-        return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]
+        return [] if found is None else [Delete(self._keys.slot_key(*each)) for each in found[0]]

@@ -158,7 +158,7 @@ class AttemptRunner:
         return ending
 
     def _spec(self, attempt: ActiveAttempt) -> TaskMessage:
-        body = self._store.get(self._keys.data(attempt.x)) if attempt.head.has_body else None
+        body = self._store.get(self._keys.data_key(attempt.x)) if attempt.head.has_body else None
         return TaskMessage.from_bytes(attempt.claim.value, None if body is None else body.value)
 
     def _start(self, prepared: PreparedAttempt, attempt: ActiveAttempt) -> Child:

@@ -131,8 +131,8 @@ class WorkflowHooks(WorkerHooks):
             return [Absent(item.key)], ()  # fails, because the item exists: it is left until a slot is free
         who = self._runner
         said = RunningRecord(who.worker, who.host, time.time(), item.why[:200]).to_bytes()
-        running = Create(self._keys.running(named.shard, named.attempt_key), said, self._session)
-        return [Absent(self._keys.cancel(named.attempt_key)), *slot[0]], [running, *slot[1]]
+        running = Create(self._keys.running_key(named.shard, named.attempt_key), said, self._session)
+        return [Absent(self._keys.cancel_key(named.attempt_key)), *slot[0]], [running, *slot[1]]
 
     def on_claim_refused(self, item: QueueItem) -> bool:
         """Return whether to search the queue again after a failed claim. False if the attempt is known to be
@@ -142,7 +142,7 @@ class WorkflowHooks(WorkerHooks):
             x = ItemName.parse(item.id).attempt_key
         except InvalidKey:
             return False
-        return self._pools.forget(x) and self._keys.cancel(x) not in self._cancels
+        return self._pools.forget(x) and self._keys.cancel_key(x) not in self._cancels
 
     # Claim and run
 
@@ -168,7 +168,7 @@ class WorkflowHooks(WorkerHooks):
             return self._done_without_run(attempt, RunEnding(Word.SUCCESS))
         with self._lock:
             self._attempts[head.attempt_key] = attempt  # from here on its cancel reaches it
-        if self._keys.cancel(head.attempt_key) in self._cancels:
+        if self._keys.cancel_key(head.attempt_key) in self._cancels:
             return self._done_without_run(
                 attempt, RunEnding(Word.KILLED, "it was stopped on request before it started")
             )
@@ -217,9 +217,9 @@ class WorkflowHooks(WorkerHooks):
 
     def _done(self, attempt: ActiveAttempt, result: AttemptResult) -> Done:
         head = attempt.head
-        ops: list[Op] = [Create(self._keys.result(head.shard, head.attempt_key), result.to_bytes())]
+        ops: list[Op] = [Create(self._keys.result_key(head.shard, head.attempt_key), result.to_bytes())]
         if head.has_body:
-            ops.append(Delete(self._keys.data(head.attempt_key)))
+            ops.append(Delete(self._keys.data_key(head.attempt_key)))
         return Done(ops=tuple(ops))
 
     def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
@@ -229,7 +229,7 @@ class WorkflowHooks(WorkerHooks):
         except InvalidKey:
             return ()
         return [
-            Delete(self._keys.running(named.shard, named.attempt_key)),
+            Delete(self._keys.running_key(named.shard, named.attempt_key)),
             *self._pools.build_release_ops(named.attempt_key),
         ]
 
