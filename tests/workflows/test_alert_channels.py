@@ -68,14 +68,14 @@ def test_what_is_wrong_with_alerts_is_named_by_its_place():
 
 def test_alerts_are_the_same_in_python_as_in_yaml():
     from latchwork_workflows import Alerts, shell, workflow
-    from latchwork_workflows.model import format_yaml, parse
+    from latchwork_workflows.model import format_yaml, parse_yaml
 
     @workflow(alerts=Alerts("ops", "chat", on="all", failover=True))
     def flow():
         shell("true")
 
     said = format_yaml(flow.definition)
-    assert parse(said)["alerts"] == {"on": "all", "channels": ["ops", "chat"], "failover": True}
+    assert parse_yaml(said)["alerts"] == {"on": "all", "channels": ["ops", "chat"], "failover": True}
 
 
 # Channels

@@ -8,7 +8,7 @@ import pytest
 from latchwork_workflows import DefinitionInvalid, WrongState
 from latchwork_workflows.db.commands import withdraw_command
 from latchwork_workflows.errors import BadRequest
-from latchwork_workflows.model import parse
+from latchwork_workflows.model import parse_yaml
 from latchwork_workflows.model.builder import Cron, shell, workflow
 from patience import eventually
 from workflows.hands import a_workflow
@@ -57,7 +57,7 @@ def test_a_shift_out_of_the_calendar_is_refused_in_yaml_and_python(client):
         def flow(day):
             shell("x")
 
-    assert client.workflows.validate(parse(text.replace("-999999d", "-36525d"))) == []
+    assert client.workflows.validate(parse_yaml(text.replace("-999999d", "-36525d"))) == []
 
 
 @pytest.mark.parametrize("field", ["start", "end"])

@@ -8,7 +8,7 @@ from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.maintenance import export_document, find_missing_bundles, import_document
-from latchwork_workflows.model.yaml_format import format_values, parse
+from latchwork_workflows.model.yaml_format import format_as_yaml, parse_yaml
 from latchwork_workflows.web import Role
 from workflows.hands import a_workflow
 
@@ -49,7 +49,7 @@ def changes(found):
 
 def test_what_is_exported_is_imported_and_then_the_same(full, other):
     document = export_document(full)
-    found = import_document(other, parse(format_values({**document, "exported_at": "now"})), by="test")
+    found = import_document(other, parse_yaml(format_as_yaml({**document, "exported_at": "now"})), by="test")
     assert {each.what for each in found} == {"new"}
     assert export_document(other) == document
     assert {each.what for each in import_document(other, document, by="test")} == {"same"}

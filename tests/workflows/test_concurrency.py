@@ -95,17 +95,17 @@ def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
     slots = PoolSlots(store, keys, ["default"], lambda: None, session)
     slots.start_watching(5.0)
     eventually(lambda: len(slots.list_available_partitions()) == 4)
-    checks, ops = slots.reserve("default~few~=p", "1.1")
+    checks, ops = slots.reserve_slots("default~few~=p", "1.1")
     assert len(checks) == 2
     assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot_key("few", 0), keys.slot_key("=p", 0)}
     store.commit(checks, ops)
-    slots.confirm("1.1")
+    slots.confirm_slots("1.1")
     eventually(lambda: sorted(slots.list_available_partitions()) == ["default", "default~few"])
-    assert slots.reserve("default~few~=p", "2.1") is None
-    assert slots.reserve("default~=p", "2.1") is None
-    assert slots.reserve("default~few", "2.1") is not None
+    assert slots.reserve_slots("default~few~=p", "2.1") is None
+    assert slots.reserve_slots("default~=p", "2.1") is None
+    assert slots.reserve_slots("default~few", "2.1") is not None
     store.commit([], slots.build_release_ops("1.1"))
-    slots.forget("1.1")
+    slots.forget_slots("1.1")
     eventually(lambda: "default~=p" in slots.list_available_partitions())
     slots.close()
     session.close()

@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db import Database, ShardGuard, pools, related_runs
 from latchwork_workflows.db.database import DatabaseUnavailable, FairLock
-from latchwork_workflows.db.migrations import needs_upgrade, upgrade_schema, versions
+from latchwork_workflows.db.migrations import is_upgrade_needed, upgrade_schema, versions
 from latchwork_workflows.db.tables import about, metadata, shard, workflow_run
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
@@ -27,7 +27,7 @@ def test_the_migrations_make_the_tables(database):
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
-    assert not needs_upgrade(database)
+    assert not is_upgrade_needed(database)
     texts = [each.read_text() for each in Path(versions.__file__).parent.glob("v0*.py")]
     made, before = (
         {number for text in texts for number in re.findall(rf'^{name} = "(\d+)"', text, re.MULTILINE)}
@@ -44,7 +44,7 @@ def test_several_that_start_at_once_make_the_tables_once(database_url):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not needs_upgrade(databases[0])
+    assert not is_upgrade_needed(databases[0])
     for each in databases:
         each.close()
 
@@ -55,7 +55,7 @@ def test_a_schema_of_a_later_version_is_refused(database):
     with pytest.raises(SchemaTooNew, match="revision 9999"):
         upgrade_schema(database)
     with pytest.raises(SchemaTooNew, match="revision 9999"):
-        needs_upgrade(database)
+        is_upgrade_needed(database)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.templates import fill_references
 from latchwork_workflows.model.validate import check_definition, find_problems
 from latchwork_workflows.model.values import RunContext, compute_values
-from latchwork_workflows.model.yaml_format import format_yaml, parse
+from latchwork_workflows.model.yaml_format import format_yaml, parse_yaml
 from latchwork_workflows.types import TaskTypes
 from workflows.flows import extract, load, nightly
 
@@ -60,11 +60,11 @@ tasks:
 
 
 def test_python_and_yaml_say_the_same():
-    assert nightly.definition == check_definition(parse(NIGHTLY), TYPES).definition
+    assert nightly.definition == check_definition(parse_yaml(NIGHTLY), TYPES).definition
 
 
 def test_what_is_written_is_read_back_the_same():
-    assert check_definition(parse(format_yaml(nightly.definition)), TYPES).definition == nightly.definition
+    assert check_definition(parse_yaml(format_yaml(nightly.definition)), TYPES).definition == nightly.definition
     assert check_definition(json.loads(nightly.definition.to_json()), TYPES).definition == nightly.definition
 
 
@@ -176,14 +176,14 @@ TASK_PROBLEMS = {
 
 @pytest.mark.parametrize("line", PROBLEMS)
 def test_a_problem_is_told_by_its_place(line):
-    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}}], **parse(line)}
+    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}}], **parse_yaml(line)}
     found = [str(each) for each in find_problems(given, TYPES, StoredSettings())]
     assert any(each.startswith(PROBLEMS[line]) for each in found), found
 
 
 @pytest.mark.parametrize("line", TASK_PROBLEMS)
 def test_a_problem_of_a_task_is_told_by_its_place(line):
-    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}, **parse(line)}]}
+    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}, **parse_yaml(line)}]}
     found = [str(each) for each in find_problems(given, TYPES, StoredSettings())]
     assert any(each.startswith(TASK_PROBLEMS[line]) for each in found), found
 
@@ -245,13 +245,13 @@ NO_DEFINITIONS = {
 @pytest.mark.parametrize("text", NO_DEFINITIONS, ids=lambda text: text[:12])
 def test_text_that_is_no_definition_is_one_clear_error(text):
     with pytest.raises(DefinitionInvalid) as caught:
-        parse(text)
+        parse_yaml(text)
     assert NO_DEFINITIONS[text] in str(caught.value)
 
 
 def test_merges_of_merges_are_refused_or_stay_as_small_as_they_are():
     try:
-        found = parse(NESTED)
+        found = parse_yaml(NESTED)
     except DefinitionInvalid as error:
         found = str(error)
     small = {"name": "flow", **{f"l{each}": {"x": 1} for each in range(12)}, "x": 1}

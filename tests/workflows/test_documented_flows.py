@@ -9,7 +9,7 @@ from latchwork_workflows import shell, workflow
 from latchwork_workflows.local_run import run_locally
 from latchwork_workflows.model.defined import DEFINED
 from latchwork_workflows.model.validate import check_definition
-from latchwork_workflows.model.yaml_format import parse
+from latchwork_workflows.model.yaml_format import parse_yaml
 from latchwork_workflows.types import TaskTypes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def programs(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_a_workflow_of_the_documentation_runs(text, programs):
-    known = check_definition(parse(text), TaskTypes())
+    known = check_definition(parse_yaml(text), TaskTypes())
     run = run_locally(known.definition, known.order, {}).check()
     assert {each.state for each in run.tasks.values()} <= {"success", "skipped"}, run
 
@@ -64,6 +64,6 @@ def test_the_documentation_shows_workflows_in_yaml():
 def test_a_switch_of_the_documentation_chooses_by_the_number_of_files_that_a_shell_gave(programs, files, state):
     (text,) = (each.values[0] for each in EXAMPLES if "type: switch" in each.values[0])
     text = text.replace("[1,2]", str(list(range(files))).replace(" ", "")).replace('map: "${list.files}"', "map: [1]")
-    known = check_definition(parse(text), TaskTypes())
+    known = check_definition(parse_yaml(text), TaskTypes())
     run = run_locally(known.definition, known.order, {}).check()
     assert run.tasks["archive"].state == state

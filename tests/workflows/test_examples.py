@@ -13,7 +13,7 @@ from latchwork_workflows.home import Home
 from latchwork_workflows.local_run import run_locally
 from latchwork_workflows.model.backfill_dates import DateRange
 from latchwork_workflows.model.validate import check_definition
-from latchwork_workflows.model.yaml_format import parse
+from latchwork_workflows.model.yaml_format import parse_yaml
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker import WorkerOptions
@@ -63,7 +63,7 @@ def test_the_nightly_sums_are_those_of_the_day_and_the_same_when_it_runs_again(n
 
 
 def test_the_cleanup_reports_what_went(tmp_path):
-    found = check_definition(parse((FOLDER / "cleanup.yaml").read_text()), TaskTypes())
+    found = check_definition(parse_yaml((FOLDER / "cleanup.yaml").read_text()), TaskTypes())
     (tmp_path / "caches").mkdir()
     (tmp_path / "caches" / "old").touch()
     __import__("os").utime(tmp_path / "caches" / "old", (0, 0))

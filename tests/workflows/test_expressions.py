@@ -10,7 +10,7 @@ from latchwork_workflows.model.expressions import MAX_STEPS, Budget, Expression,
 from latchwork_workflows.model.master_tasks import choose_branch
 from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.validate import find_problems
-from latchwork_workflows.model.yaml_format import parse
+from latchwork_workflows.model.yaml_format import parse_yaml
 from latchwork_workflows.types import TaskTypes
 
 NAMES = {
@@ -156,7 +156,7 @@ def test_the_attributes_of_python_are_no_fields_of_values():
 
 
 def test_a_name_that_no_task_before_can_have_put_out_is_refused_when_a_workflow_is_applied():
-    flow = parse("""
+    flow = parse_yaml("""
 name: flow
 params: {limit: 3}
 tasks:

@@ -79,7 +79,7 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
         if how == signal.SIGSTOP:
             first.send_signal(signal.SIGCONT)  # it wakes up, and its end is refused
             time.sleep(1.0)
-            assert working.AttemptResult.from_bytes(store.get(KEYS.result(0, x)).value).worker == "w2"
+            assert working.AttemptResult.from_bytes(store.get(KEYS.result_key(0, x)).value).worker == "w2"
             assert len(journal(path)) == 2
     finally:
         end_process(first)
@@ -138,7 +138,7 @@ def test_worker_without_a_store_ends_its_tasks_before_its_session_can_end(tmp_pa
         begun_runs(path)
         running(store, x)
         faulty.cut_off()
-        eventually(lambda: store.get(KEYS.running(0, x)) is None, what="the end of the session")
+        eventually(lambda: store.get(KEYS.running_key(0, x)) is None, what="the end of the session")
         gone_at = time.time()
         seen = journal(path)
         assert max(moment for run in seen.values() for _, moment in run) < gone_at
@@ -167,7 +167,7 @@ def test_end_of_a_task_that_the_store_learns_late_is_learnt_once(tmp_path):
         faulty.cut_off()
         (tmp_path / "go").touch()
         time.sleep(0.5)
-        assert store.get(KEYS.result(0, x)) is None
+        assert store.get(KEYS.result_key(0, x)) is None
         faulty.reconnect()
         assert result(store, x).outcome is Outcome.SUCCESS
         assert (tmp_path / "ran").read_text() == "x\n"
@@ -192,6 +192,6 @@ def test_worker_that_is_told_to_end_lets_its_task_end_by_itself(backend_url, sto
         (tmp_path / "go").touch()
         assert result(store, x).outcome is Outcome.SUCCESS
         assert process.wait(60) == 0
-        assert store.get(KEYS.result(0, "3.1")) is None
+        assert store.get(KEYS.result_key(0, "3.1")) is None
     finally:
         end_process(process)

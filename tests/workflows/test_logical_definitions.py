@@ -5,7 +5,7 @@ import pytest
 from latchwork_workflows import On, conditions, dependent, shell, sub_process, switch, task, workflow
 from latchwork_workflows.errors import DefinitionInvalid, WrongState
 from latchwork_workflows.model.validate import check_definition, find_problems_in_text
-from latchwork_workflows.model.yaml_format import format_yaml, parse
+from latchwork_workflows.model.yaml_format import format_yaml, parse_yaml
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 
@@ -88,8 +88,8 @@ tasks:
 
 
 def test_python_and_yaml_say_the_same_and_what_is_written_is_read_back():
-    assert check_definition(parse(YAML_FLOW.replace("HERE", __name__)), TYPES).definition == python_flow.definition
-    assert check_definition(parse(format_yaml(python_flow.definition)), TYPES).definition == python_flow.definition
+    assert check_definition(parse_yaml(YAML_FLOW.replace("HERE", __name__)), TYPES).definition == python_flow.definition
+    assert check_definition(parse_yaml(format_yaml(python_flow.definition)), TYPES).definition == python_flow.definition
 
 
 PROBLEMS = """

@@ -347,7 +347,7 @@ def test_stop_of_a_cluster_job_kills_what_has_its_tag(store, logs, cluster, tmp_
     x = put(store, 7, params, type="spark")
     running(store, x)
     eventually((tmp_path / "jobs").exists, 30, "the job")
-    store.commit([], [Put(KEYS.cancel(x), b"")])
+    store.commit([], [Put(KEYS.cancel_key(x), b"")])
     assert result(store, x).outcome is Outcome.KILLED
     assert not (tmp_path / "jobs").exists()
     made.close()

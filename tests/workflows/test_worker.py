@@ -51,7 +51,7 @@ def test_shell_task_succeeds_with_outputs_and_a_log_and_leaves_nothing(store, lo
     assert found.ended_at >= found.started_at
     assert log_of(logs, found) == "hello Monday\noops\n[latchwork] success, exit code 0\n"
     assert logs.read(found.log_ref, 0).ended
-    assert store.get(KEYS.running(0, x)) is None
+    assert store.get(KEYS.running_key(0, x)) is None
     assert WorkQueue(store, KEYS.backlog).items() == []
     assert list((tmp_path / "work" / "attempts" / "w1").iterdir()) == []
 
@@ -159,10 +159,10 @@ def test_large_spec_is_read_from_its_own_key_which_goes_with_the_item(store, log
         'test ${#long} -eq 50000 && echo "size=${#long}" >> "$LATCHWORK_OUTPUT"',
         values={"long": "y" * 50_000},
     )
-    assert store.get(KEYS.data(x)) is not None
+    assert store.get(KEYS.data_key(x)) is not None
     found = result(store, x)
     assert found.outputs == {"size": 50000}
-    assert store.get(KEYS.data(x)) is None
+    assert store.get(KEYS.data_key(x)) is None
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_cancelled_task_is_killed_and_its_cancel_ends_nothing_else(store, logs, 
     shell(store, 1, "echo begun; sleep 100")
     shell(store, 2, "sleep 1; echo done")
     running(store, "1.1")
-    store.commit([], [Put(KEYS.cancel("1.1"), b"")])
+    store.commit([], [Put(KEYS.cancel_key("1.1"), b"")])
     found = result(store, "1.1")
     assert found.outcome is Outcome.KILLED
     assert found.error.startswith("it was stopped ")  # by a command, perhaps before it began
@@ -286,11 +286,11 @@ def test_cancelled_task_is_killed_and_its_cancel_ends_nothing_else(store, logs, 
 
 
 def test_task_that_is_cancelled_before_it_is_taken_is_never_taken(store, logs, worker, tmp_path):
-    store.commit([], [Put(KEYS.cancel("1.1"), b"")])
+    store.commit([], [Put(KEYS.cancel_key("1.1"), b"")])
     shell(store, 1, f"touch {tmp_path}/ran")
     shell(store, 2, "true")
     result(store, "2.1")
-    assert store.get(KEYS.result(0, "1.1")) is None
+    assert store.get(KEYS.result_key(0, "1.1")) is None
     assert not (tmp_path / "ran").exists()
 
 
@@ -351,7 +351,7 @@ def test_items_that_nobody_of_ours_wrote_get_out_of_the_way(store, logs, worker)
     backlog.put("default", "00", broken.id, b"nonsense")
     stranger = working.ItemName(6, 1, 0)
     entry = store.get(backlog.key("default", "00", broken.id))
-    assert entry is not None or store.get(KEYS.result(0, "5.1")) is not None
+    assert entry is not None or store.get(KEYS.result_key(0, "5.1")) is not None
     head = working.TaskHead(0, 7, 1, 11, 7, 1, "f", "t", "shell")
     backlog.put("default", "00", stranger.id, working.TaskMessage(head).to_bytes()[0])
     assert result(store, good).outcome is Outcome.SUCCESS
@@ -370,7 +370,7 @@ def test_task_of_a_type_or_tenant_that_is_not_for_this_worker_is_left_to_others(
 def test_task_of_another_group_is_left_to_its_workers(store, logs, worker, tmp_path):
     x = shell(store, 1, "true", lane="reports")
     result(store, shell(store, 2, "true"))
-    assert store.get(KEYS.result(0, x)) is None
+    assert store.get(KEYS.result_key(0, x)) is None
     other = working.worker(store, tmp_path, name="w2", groups=("reports",))
     assert result(store, x).worker == "w2"
     other.close()
@@ -379,7 +379,7 @@ def test_task_of_another_group_is_left_to_its_workers(store, logs, worker, tmp_p
 def test_running_key_and_claim_have_one_token_so_the_log_is_found_while_it_runs(store, logs, worker, tmp_path):
     x = shell(store, 1, f"echo begun; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
     running(store, x)
-    token = store.get(KEYS.running(0, x)).created
+    token = store.get(KEYS.running_key(0, x)).created
     ref = f"7/11/1/1.{token}.log"
     eventually(lambda: _read(logs, ref) == b"begun\n", what="the log")
     assert not logs.read(ref).ended
@@ -424,7 +424,7 @@ def test_worker_that_ends_gives_its_tasks_back_and_no_attempt_is_used_up(store, 
         made = working.worker(store, tmp_path, name=f"w{number}")
         working.begun_runs(path, number)
         made.close()
-        assert store.get(KEYS.running(0, x)) is None
+        assert store.get(KEYS.running_key(0, x)) is None
     (item,) = WorkQueue(store, KEYS.backlog).items()
     assert item.attempts == 0
     Path(f"{path}.go").touch()
@@ -446,7 +446,7 @@ def test_worker_takes_nothing_while_its_logs_cannot_be_written_and_goes_on_when_
     assert "logs cannot be written" in made.health().reasons[0]
     shell(store, 2, "true")
     time.sleep(0.5)
-    assert store.get(KEYS.result(0, "2.1")) is None
+    assert store.get(KEYS.result_key(0, "2.1")) is None
     monkeypatch.undo()
     assert result(store, "2.1").outcome is Outcome.SUCCESS
     assert made.health().ok
@@ -469,7 +469,7 @@ def test_worker_says_what_it_is(store, logs, worker):
 
 
 def test_tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers(store, logs, tmp_path):
-    store.put(KEYS.pool_size("db"), b"2")
+    store.put(KEYS.pool_size_key("db"), b"2")
     workers = [working.worker(store, tmp_path, name=f"w{n}", slots=4) for n in (1, 2)]
     script = 'mkdir "$f/at.$$"; ls -d "$f"/at.* | wc -l >> "$f/seen"; sleep 0.15; rmdir "$f/at.$$"'
     xs = [shell(store, n, script, lane="default~db", values={"f": str(tmp_path)}) for n in range(1, 11)]
@@ -482,14 +482,14 @@ def test_tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers(s
 
 def test_group_that_is_made_larger_is_used_at_once_and_plain_tasks_pass_a_full_one(store, logs, tmp_path):
     made = working.worker(store, tmp_path, slots=4)
-    store.put(KEYS.pool_size("db"), b"1")
+    store.put(KEYS.pool_size_key("db"), b"1")
     wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
     first = shell(store, 1, wait, lane="default~db")
     running(store, first)
     second = shell(store, 2, wait, lane="default~db")
     assert result(store, shell(store, 3, "true")).outcome is Outcome.SUCCESS
-    assert store.get(KEYS.running(0, second)) is None
-    store.put(KEYS.pool_size("db"), b"2")
+    assert store.get(KEYS.running_key(0, second)) is None
+    store.put(KEYS.pool_size_key("db"), b"2")
     running(store, second)
     assert sorted(store.children(f"{KEYS.slots}/db")) == ["0", "1", "size"]
     (tmp_path / "go").touch()
@@ -498,13 +498,13 @@ def test_group_that_is_made_larger_is_used_at_once_and_plain_tasks_pass_a_full_o
 
 
 def test_slot_of_a_worker_that_dies_is_free_with_its_session(store, logs, tmp_path):
-    store.put(KEYS.pool_size("db"), b"1")
+    store.put(KEYS.pool_size_key("db"), b"1")
     session = store.open_session(30.0)
-    store.create(KEYS.slot("db", 0), b"9.1", session=session)
+    store.create(KEYS.slot_key("db", 0), b"9.1", session=session)
     made = working.worker(store, tmp_path)
     x = shell(store, 1, "true", lane="default~db")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
-    assert store.get(KEYS.result(0, x)) is None
+    assert store.get(KEYS.result_key(0, x)) is None
     session.close()
     assert result(store, x).outcome is Outcome.SUCCESS
     made.close()
@@ -518,7 +518,7 @@ def deaf(monkeypatch, tmp_path, logs):
     with FaultyStore(latchwork.connect(url)) as faulty, latchwork.connect(url) as opened:
         store = get_workflows_store(opened)
         store.put(KEYS.id, b"testing")
-        store.put(KEYS.pool_size("db"), b"1")
+        store.put(KEYS.pool_size_key("db"), b"1")
         made = working.worker(faulty, tmp_path)
         running(store, shell(store, 99, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"))  # so it is never idle
         faulty.cut_watches(silent_s=3600.0)
@@ -536,11 +536,11 @@ def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free
         return refused(lanes, item)
 
     monkeypatch.setattr(WorkflowHooks, "on_claim_refused", noted)
-    store.create(KEYS.slot("db", 0), b"9.1", session=store.session)
+    store.create(KEYS.slot_key("db", 0), b"9.1", session=store.session)
     x = shell(store, 1, "true", lane="default~db")
     made._work.worker_loop.request_search()
     eventually(lambda: refusals, what="a refusal")
-    store.delete(KEYS.slot("db", 0))
+    store.delete(KEYS.slot_key("db", 0))
     assert result(store, x).outcome is Outcome.SUCCESS
 
 
@@ -552,7 +552,7 @@ def test_a_slot_of_the_worker_itself_is_used_again_though_no_watch_reports_it_fr
 
 
 def test_lanes_are_looked_at_in_the_order_of_what_each_has_first(store, logs, tmp_path):
-    store.put(KEYS.pool_size("db"), b"5")
+    store.put(KEYS.pool_size_key("db"), b"5")
     blocker = working.worker(store, tmp_path, slots=1)
     running(store, shell(store, 1, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"))
     order = f'echo "$name" >> {tmp_path}/order'

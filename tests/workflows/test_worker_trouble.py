@@ -80,7 +80,7 @@ def test_daemon_that_a_task_makes_is_gone_before_its_end_is_told(store, logs, wo
     x = shell(store, 1, a_daemon(mark, then), **({"timeout_s": 3.0} if end == "its time" else {}))
     pid = pid_in(mark)
     if end == "a command":
-        store.commit([], [Put(KEYS.cancel(x), b"")])
+        store.commit([], [Put(KEYS.cancel_key(x), b"")])
     if end == "its worker gives it back":
         worker.close()
         assert is_gone(pid)
@@ -108,7 +108,7 @@ def test_daemon_that_a_task_makes_is_gone_before_the_task_runs_again(tmp_path, s
             assert found.outcome is Outcome.FAILURE
             assert "was ended from outside together with its supervisor" in found.error
         else:
-            eventually(lambda: store.get(KEYS.running(0, x)) is None, 60.0)
+            eventually(lambda: store.get(KEYS.running_key(0, x)) is None, 60.0)
             assert is_gone(pid)
     finally:
         end_process(process)

@@ -64,7 +64,7 @@ def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default",
     about = TaskHead(shard, task, n, 11, 7, 1, "default.flow", f"task{task}", type, **{"project": "default", **more})
     spec = TaskMessage(about, params or {}, env, values, 1_700_000_000.0, connections=known)
     item, body = spec.to_bytes()
-    ops = [Create(KEYS.data(about.attempt_key), body)] if body is not None else []
+    ops = [Create(KEYS.data_key(about.attempt_key), body)] if body is not None else []
     shelf = shelf or build_sort_key("run", 11, 2, 2, 0.0)
     WorkQueue(get_workflows_store(store), KEYS.backlog).put(lane, shelf, ItemName(task, n, shard).id, item, ops=ops)
     return about.attempt_key
@@ -75,13 +75,13 @@ def shell(store, task, script, **more):
 
 
 def result(store, x, shard=0, timeout_s=60.0):
-    key = KEYS.result(shard, x)
+    key = KEYS.result_key(shard, x)
     entry = eventually(lambda: get_workflows_store(store).get(key), timeout_s, f"the result of {x}")
     return AttemptResult.from_bytes(entry.value)
 
 
 def running(store, x, shard=0, timeout_s=60.0):
-    key = KEYS.running(shard, x)
+    key = KEYS.running_key(shard, x)
     entry = eventually(lambda: get_workflows_store(store).get(key), timeout_s, f"a worker of {x}")
     return RunningRecord.from_bytes(entry.value)
 

@@ -12,7 +12,7 @@ from latchwork.errors import LatchworkError
 from latchwork_workflows.app import create_admin_link, make_web_app
 from latchwork_workflows.model.definition import build_plan
 from latchwork_workflows.model.validate import check_definition
-from latchwork_workflows.model.yaml_format import parse
+from latchwork_workflows.model.yaml_format import parse_yaml
 from latchwork_workflows.services import ServiceContext
 from latchwork_workflows.state import Claimed, Ended, Outcome
 from latchwork_workflows.types import TaskTypes
@@ -22,7 +22,7 @@ from latchwork_workflows.ui.editor import editor
 from latchwork_workflows.ui.editor.editor import add_task_text
 from latchwork_workflows.ui.editor.yaml_positions import find_line
 from latchwork_workflows.web import Bar, FormInvalid, GanttChart, HttpServer, build_fields, draw_graph_svg, parse_values
-from latchwork_workflows.web.pages import clean_value, duration
+from latchwork_workflows.web.pages import clean_value, format_duration
 from patience import eventually
 from workflows.web.seeds import HALF, NIGHTLY, TYPES
 
@@ -175,9 +175,9 @@ def test_a_task_that_a_form_puts_in_leaves_comments_as_they_are(indent):
     task = {"name": "b", "type": "shell", "params": {"script": "one\ntwo"}, "after": ["a"]}
     longer = add_task_text(text, task)
     assert longer.startswith(text)
-    assert parse(longer)["tasks"] == [*parse(text)["tasks"], task]
+    assert parse_yaml(longer)["tasks"] == [*parse_yaml(text)["tasks"], task]
     first = add_task_text("name: nightly\n", task)
-    assert parse(first) == {"name": "nightly", "tasks": [task]}
+    assert parse_yaml(first) == {"name": "nightly", "tasks": [task]}
 
 
 def test_a_problem_is_shown_by_the_line_where_it_is():
@@ -203,7 +203,7 @@ def test_drawings_escape_and_link(seeds):
 
 
 def test_words_for_people():
-    assert [duration(each) for each in (0.04, 12.7, 65, 3725, 90_000, None)][:5] == [
+    assert [format_duration(each) for each in (0.04, 12.7, 65, 3725, 90_000, None)][:5] == [
         "0.0 s",
         "12 s",
         "1 min 05 s",

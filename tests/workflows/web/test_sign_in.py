@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
-from latchwork_workflows.web import AttemptLimit, Role, TooManyAttempts, check_password, hash_password
+from latchwork_workflows.web import AttemptLimit, Role, TooManyAttempts, hash_password, matches_password
 from workflows.web.seeds import HALF, PASSWORD
 
 FORM = {"Accept": "text/html"}
@@ -106,7 +106,7 @@ def test_a_new_password_needs_the_current_one_of_the_person_who_asks(fresh, brow
     assert (
         carl.patch("/api/v1/users/dora", json=given, headers=headers).status_code == 429
     )  # the fifth guess was the last
-    seeds.accounts.tries.succeeded("carl")
+    seeds.accounts.tries.reset("carl")
     assert carl.patch("/api/v1/users/dora", json=given, headers=headers).status_code == 204
     assert seeds.accounts.sign_in("dora", "another long one") is not None
 
@@ -238,9 +238,9 @@ def test_a_password_is_stored_as_what_scrypt_makes_of_it():
     stored = hash_password(PASSWORD)
     assert PASSWORD not in stored
     assert stored != hash_password(PASSWORD)
-    assert check_password(PASSWORD, stored)
-    assert not check_password(PASSWORD + "x", stored)
-    assert not check_password(PASSWORD, None)
+    assert matches_password(PASSWORD, stored)
+    assert not matches_password(PASSWORD + "x", stored)
+    assert not matches_password(PASSWORD, None)
     with pytest.raises(ValueError, match="10 to 200"):
         hash_password("short")
 
@@ -249,16 +249,16 @@ def test_guesses_of_one_name_are_limited_and_slow_down_no_other():
     now = [0.0]
     tries = AttemptLimit(lambda: now[0])
     for _ in range(5):
-        tries.begin("a")
+        tries.count_attempt("a")
     with pytest.raises(TooManyAttempts, match="10 s"):
-        tries.begin("A")
-    tries.begin("b")
+        tries.count_attempt("A")
+    tries.count_attempt("b")
     now[0] = 11.0
-    tries.begin("a")
+    tries.count_attempt("a")
     with pytest.raises(TooManyAttempts, match="20 s"):
-        tries.begin("a")
-    tries.succeeded("a")
-    tries.begin("a")
+        tries.count_attempt("a")
+    tries.reset("a")
+    tries.count_attempt("a")
 
 
 def test_guesses_of_one_name_from_many_addresses_are_limited(site, fresh, ann):

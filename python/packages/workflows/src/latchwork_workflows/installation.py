@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from latchwork.errors import KeyExists, LatchworkError
 from latchwork.store import Store
 from latchwork_workflows.db import Database
-from latchwork_workflows.db.migrations import needs_upgrade, upgrade_schema
+from latchwork_workflows.db.migrations import is_upgrade_needed, upgrade_schema
 from latchwork_workflows.db.shard import NOTES
 from latchwork_workflows.db.tables import SENDER, about, shard
 from latchwork_workflows.errors import StoreMismatch
@@ -81,7 +81,7 @@ def load_installation(database: Database) -> Installation:
         NotInitialized: The database is empty, or older than this version.
         SchemaTooNew: The database is newer than this version.
     """
-    if needs_upgrade(database):
+    if is_upgrade_needed(database):
         raise NotInitialized(
             f"database {database.url} is empty, or older than this version; create it with `latchwork workflows init`, "
             "or upgrade it with `latchwork workflows upgrade`"

@@ -38,7 +38,7 @@ class SocketDeadline:
         self._timer.daemon = True
 
     @contextmanager
-    def running(self) -> Iterator[SocketDeadline]:
+    def enforce(self) -> Iterator[SocketDeadline]:
         """Return a context manager that shuts the socket down if its block takes longer than the deadline."""
         self._timer.start()
         try:
@@ -47,7 +47,7 @@ class SocketDeadline:
             self._timer.cancel()
             self._timer.join()
 
-    def watch(self, connection: socket.socket | None) -> None:
+    def set_socket(self, connection: socket.socket | None) -> None:
         """Set the socket that is shut down at the deadline."""
         self._socket = connection
         if self.is_over:

@@ -63,7 +63,7 @@ def send(message: Message, options: SmtpOptions, at: float) -> str:
     mail = build_mail(message, options, at)
     data = mail.as_bytes()
     deadline = SocketDeadline(options.timeout_s)
-    with deadline.running():
+    with deadline.enforce():
         try:
             with _connect(options, deadline) as server:
                 return _send_mail(server, mail, data, options)
@@ -84,7 +84,7 @@ class _DeadlineSmtp(smtplib.SMTP):
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         made: socket.socket = super()._get_socket(host, port, timeout)  # type: ignore[misc]
-        self.deadline.watch(made)
+        self.deadline.set_socket(made)
         return made
 
 
@@ -105,7 +105,7 @@ def _connect(options: SmtpOptions, deadline: SocketDeadline) -> smtplib.SMTP:
         server.ehlo_or_helo_if_needed()
         if options.security == "starttls":
             server.starttls(context=tls)
-            deadline.watch(server.sock)
+            deadline.set_socket(server.sock)
             server.ehlo()
         if options.user:
             server.login(options.user, options.password)

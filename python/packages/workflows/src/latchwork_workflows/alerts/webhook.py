@@ -40,7 +40,7 @@ def send(message: Message, options: WebhookOptions, at: float) -> str:
     check_url(options.url)
     body = json.dumps({**message.body, "text": message.text, "subject": message.subject}, ensure_ascii=True).encode()
     deadline = SocketDeadline(options.timeout_s)
-    with deadline.running():
+    with deadline.enforce():
         try:
             connection = _connect(options, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -65,7 +65,7 @@ def _connect(options: WebhookOptions, deadline: SocketDeadline) -> http.client.H
     else:
         made = http.client.HTTPConnection(host, parts.port, timeout=options.timeout_s)
     made.connect()
-    deadline.watch(made.sock)
+    deadline.set_socket(made.sock)
     return made
 
 

@@ -44,9 +44,9 @@ def list_workers(request: Request, user: CurrentUser) -> list[Worker]:
 
 
 def _worker(seen: WorkerStatus, running: Sequence[ActiveTask]) -> Worker:
-    tasks = [RunningTask.of(each) for each in running if each.task]
+    tasks = [RunningTask.from_row(each) for each in running if each.task]
     fields = {"groups": list(seen.groups), "types": list(seen.types), "tenants": list(seen.tenants)}
-    return Worker.of(seen, **fields, running=tasks)
+    return Worker.from_row(seen, **fields, running=tasks)
 
 
 @router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)
@@ -62,7 +62,7 @@ async def stream_changes(
             runs.find_run_row(context, now, int(topic.partition(":")[2]))
 
     await run_in_threadpool(look, user)
-    stream = await live.guard_stream(live.changes(topic), user.name, lambda: is_still_allowed(request, look))
+    stream = await live.guard_stream(live.stream_changes(topic), user.name, lambda: is_still_allowed(request, look))
     return StreamingResponse(stream, media_type="text/event-stream")
 
 

@@ -91,7 +91,7 @@ def export_all(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: J
 
     from latchwork_workflows import load_installation
     from latchwork_workflows.maintenance import export_document
-    from latchwork_workflows.model import format_values
+    from latchwork_workflows.model import format_as_yaml
 
     with open_database(where) as opened:
         load_installation(opened)
@@ -104,7 +104,7 @@ def export_all(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: J
     if as_json:
         say_json(document)
     else:
-        sys.stdout.write(format_values(document))
+        sys.stdout.write(format_as_yaml(document))
 
 
 @command("latchwork workflows import flows.yaml --dry-run", "latchwork workflows import flows.yaml")
@@ -127,11 +127,11 @@ def import_file(
     from latchwork_workflows import DefinitionInvalid, load_installation
     from latchwork_workflows.logs import open_logs
     from latchwork_workflows.maintenance import find_missing_bundles, import_document
-    from latchwork_workflows.model import parse
+    from latchwork_workflows.model import parse_yaml
 
     text = read_text(file)
     try:
-        given = parse(text, most_text=_MAX_TEXT)
+        given = parse_yaml(text, most_text=_MAX_TEXT)
         with open_database(where) as opened:
             load_installation(opened)
             changes = import_document(opened, given, by=getpass.getuser(), dry_run=dry_run)

@@ -87,10 +87,10 @@ def apply_file(
     where = resolve_home(home, database, store)
     text = read_text(file)
     with open_client(where, url) as client:
-        from latchwork_workflows.model import parse
+        from latchwork_workflows.model import parse_yaml
 
         _fail_with_problems(client.workflows.validate(text))
-        plain = parse(text)
+        plain = parse_yaml(text)
         found = client.workflows.apply(plain, online=False if offline else None)
     name = f"{found.project}.{found.name}"
     print_change(f"{name}: version {found.version} {_applied_text(found)}", _applied_json(found), as_json=as_json)

@@ -18,10 +18,10 @@ from latchwork_workflows.web import (
     Identity,
     Role,
     SignedIn,
-    check_password,
     create_secret,
     hash_password,
     hash_secret,
+    matches_password,
 )
 
 #: The lifetime of a session, in seconds.
@@ -98,14 +98,14 @@ class DatabaseAccounts:
 
     def _check_password(self, name: str, password: str) -> bool:
         """Return whether an enabled account has this password. Every wrong guess is counted."""
-        self.tries.begin(name)
+        self.tries.count_attempt(name)
         with self._database.read() as connection:
             row = connection.execute(
                 sa.select(account.c.password).where(account.c.name == name, account.c.enabled)
             ).first()
-        if not check_password(password, row.password if row else None):
+        if not matches_password(password, row.password if row else None):
             return False
-        self.tries.succeeded(name)
+        self.tries.reset(name)
         return True
 
     def is_own_password(self, name: str, password: str) -> bool:
@@ -236,7 +236,10 @@ class DatabaseAccounts:
         by_name: dict[str, dict[str, str]] = {}
         for each in roles:
             by_name.setdefault(each.account, {})[each.project] = each.role
-        return [Account.of(row, has_password=row.password is not None, roles=by_name.get(row.name, {})) for row in rows]
+        return [
+            Account.from_row(row, has_password=row.password is not None, roles=by_name.get(row.name, {}))
+            for row in rows
+        ]
 
     def has_password(self) -> bool:
         """Return whether any enabled account has a password. Without one, the server must only be reachable locally."""

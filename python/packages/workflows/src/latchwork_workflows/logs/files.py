@@ -24,7 +24,7 @@ from latchwork_workflows.logs.store import (
     LogPart,
     LogStore,
     check_file_name,
-    check_ref,
+    check_log_ref,
 )
 
 _PART = ".part"
@@ -50,7 +50,7 @@ class FileLogs(LogStore):
         Args:
             ref: The reference of the log.
         """
-        path = self._folder / check_ref(ref)
+        path = self._folder / check_log_ref(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
         return _File(path)
 
@@ -74,7 +74,7 @@ class FileLogs(LogStore):
             os.close(fd)
 
     def _open(self, ref: str) -> tuple[int, bool]:
-        folder, _, name = check_ref(ref).rpartition("/")
+        folder, _, name = check_log_ref(ref).rpartition("/")
         with suppress(FileNotFoundError, NotADirectoryError):
             inside = self._open_folder(folder)
             try:

@@ -18,7 +18,7 @@ from latchwork_workflows.logs.store import (
     LogPart,
     LogStore,
     check_file_name,
-    check_ref,
+    check_log_ref,
 )
 
 _END = "end"
@@ -64,7 +64,7 @@ class SegmentLogs(LogStore):
         Args:
             ref: The reference of the log.
         """
-        return _Segments(self, check_ref(ref))
+        return _Segments(self, check_log_ref(ref))
 
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
         """Return a part of a log, at most ``limit`` bytes from an offset.
@@ -90,7 +90,7 @@ class SegmentLogs(LogStore):
         return starts[-1] + sizes[-1] if starts else 0
 
     def _segments(self, ref: str) -> tuple[list[int], list[int], bool]:
-        folder = f"{self._root}/{check_ref(ref)}"
+        folder = f"{self._root}/{check_log_ref(ref)}"
         found: dict[str, Any] = {}
         with suppress(FileNotFoundError), _convert_errors(self.url):
             entries = self._fs.ls(folder, detail=True)

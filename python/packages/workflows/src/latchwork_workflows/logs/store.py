@@ -176,7 +176,7 @@ class LogStore(ABC):
         self.put_file("about/probe", b"x" * 4096)
 
 
-def check_ref(ref: str) -> str:
+def check_log_ref(ref: str) -> str:
     """Return the reference of a log if it is well-formed.
 
     Raises:

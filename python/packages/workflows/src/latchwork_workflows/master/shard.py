@@ -414,7 +414,7 @@ class ShardLoop:
         """Update the state in memory after a transaction was committed."""
         self._tools.on_database_answer(True)
         for each in written.runs.values():
-            self._cache.update(each)
+            self._cache.update_run(each)
         if len(self._claims) > 2 * len(self._cache.running) + 1000:
             self._claims = {x: claim for x, claim in self._claims.items() if x in self._cache.running}
         self._cancelled &= self._cache.running.keys()

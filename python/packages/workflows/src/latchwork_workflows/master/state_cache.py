@@ -75,9 +75,9 @@ class StateCache:
         self._again: set[int] = set()
         self._now = float("inf")  # the node that wrote the initial state may have had another clock
         for each in runs:
-            self.update(each)
+            self.update_run(each)
 
-    def update(self, stored: StoredRun) -> None:
+    def update_run(self, stored: StoredRun) -> None:
         """Replace the state of a run after it was stored."""
         before = self.runs.get(stored.id)
         known = stored.known
@@ -128,7 +128,7 @@ class StateCache:
             self.to_put.pop(x, None)
             self.running.pop(x, None)
 
-    def find(self, task: int, n: int) -> SubmittedAttempt | None:
+    def find_attempt(self, task: int, n: int) -> SubmittedAttempt | None:
         """Return the attempt with this task ID and number. None if it is not the newest attempt of a task in an active
         run.
         """

@@ -228,13 +228,13 @@ def collect_events(
         result.add(gone, _lost(cache, gone, died=died))
         result.lost.append(gone)
     for x, runs in snapshot.running.items():
-        attempt = cache.find(*parse_attempt_key(x))
+        attempt = cache.find_attempt(*parse_attempt_key(x))
         if attempt is None or claims.get(x) == runs.claim or cache.get_task_state(attempt) not in AT_WORKERS:
             continue
         result.add(attempt, Claimed(attempt.name, attempt.n, _round(cache, attempt)))
         result.claimed.append((attempt, runs))
     for x, each in snapshot.results.items():
-        of = cache.find(*parse_attempt_key(x))
+        of = cache.find_attempt(*parse_attempt_key(x))
         result.ended.append((x, each))
         if of is not None:
             took_s = max(0.0, each.ended_at - each.started_at)
@@ -253,7 +253,7 @@ def _round(cache: StateCache, attempt: SubmittedAttempt) -> int:
 def find_reported_tasks(cache: StateCache, reported: ReportedEvents) -> tuple[dict[int, tuple[int, int]], set[int]]:
     """Return the run and the workflow of each reported task, by task ID, and the IDs of the tasks that are unknown."""
     rows = {parse_attempt_key(x) for x, _ in reported.ended} | {(each.task, each.n) for each, _ in reported.claimed}
-    found = {row: cache.find(row, n) for row, n in rows}
+    found = {row: cache.find_attempt(row, n) for row, n in rows}
     known = {row: (each.run_id, cache.runs[each.run_id].code) for row, each in found.items() if each}
     return known, found.keys() - known.keys()
 

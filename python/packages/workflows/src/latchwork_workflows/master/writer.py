@@ -270,7 +270,7 @@ class TurnWriter:
             rows.append((run_id, row))
 
         def ended(row: int, n: int, result: AttemptResult) -> None:
-            found = self._cache.find(row, n)
+            found = self._cache.find_attempt(row, n)
             if found is not None:
                 outputs.setdefault(found.run_id, {})[found.name] = result.outputs
                 self._result_cache.save_result(self._cache.runs[found.run_id], found.name, result)

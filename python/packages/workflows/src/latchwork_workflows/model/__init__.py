@@ -10,12 +10,12 @@ from latchwork.spi import lazy_getattr
 if TYPE_CHECKING:
     from latchwork_workflows.model.definition import NAME_PATTERN, Definition, TaskSpec
     from latchwork_workflows.model.validate import check_definition, find_problems_in_text, list_required_settings
-    from latchwork_workflows.model.yaml_format import format_values, format_yaml, parse
+    from latchwork_workflows.model.yaml_format import format_as_yaml, format_yaml, parse_yaml
 else:
     __getattr__ = lazy_getattr(
         __name__,
         {
-            "latchwork_workflows.model.yaml_format": ("format_values", "parse", "format_yaml"),
+            "latchwork_workflows.model.yaml_format": ("format_as_yaml", "parse_yaml", "format_yaml"),
             "latchwork_workflows.model.definition": ("NAME_PATTERN", "Definition", "TaskSpec"),
             "latchwork_workflows.model.validate": (
                 "check_definition",
@@ -31,8 +31,8 @@ __all__ = [
     "TaskSpec",
     "check_definition",
     "find_problems_in_text",
-    "format_values",
+    "format_as_yaml",
     "format_yaml",
     "list_required_settings",
-    "parse",
+    "parse_yaml",
 ]

@@ -75,7 +75,7 @@ class Budget:
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self._steps = self._left = steps
 
-    def take(self, steps: int = 1) -> None:
+    def spend(self, steps: int = 1) -> None:
         """Subtract steps from the budget.
 
         Raises:
@@ -91,7 +91,7 @@ class Budget:
         Raises:
             ExpressionError: Not enough steps remain.
         """
-        self.take(sum(map(len, texts)) // _CHARACTERS_A_STEP)
+        self.spend(sum(map(len, texts)) // _CHARACTERS_A_STEP)
 
 
 class Expression:
@@ -293,7 +293,7 @@ def _is_equal(left: Any, right: Any, budget: Budget, depth: int = 0) -> bool:
         budget: The budget that limits the comparison.
         depth: The nesting depth of the values.
     """
-    budget.take()
+    budget.spend()
     if depth > MAX_DEPTH:
         raise ExpressionError(f"values that are compared are nested more than {MAX_DEPTH} deep")
     kind = _kind(left)
@@ -320,7 +320,7 @@ class _Evaluation:
 
     def evaluate(self, node: ast.expr) -> Any:
         """Return the value of a syntax node."""
-        self._budget.take()
+        self._budget.spend()
         return self._kinds[type(node)](self, node)
 
     def _describe(self, node: ast.expr, value: Any) -> str:
@@ -485,7 +485,7 @@ class _Evaluation:
             values = list(values[0])
         found = values[0]
         for each in values:
-            self._budget.take()
+            self._budget.spend()
             kinds = {_kind(each), _kind(found)}
             if kinds not in ({"a number"}, {"text"}):
                 raise ExpressionError(f"{name}() takes numbers or texts, not {' and '.join(sorted(kinds))}")

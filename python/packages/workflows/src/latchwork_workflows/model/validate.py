@@ -27,7 +27,7 @@ from latchwork_workflows.model.settings import usage
 from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.templates import CONNECTION, SECRET, Reference, iter_references
 from latchwork_workflows.model.values import OF_ELEMENTS
-from latchwork_workflows.model.yaml_format import parse
+from latchwork_workflows.model.yaml_format import parse_yaml
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.registry import UnknownType
 
@@ -140,7 +140,7 @@ def find_problems(definition: object, types: TaskTypes, settings: StoredSettings
 def find_problems_in_text(text: str, types: TaskTypes) -> list[Problem]:
     """Return every problem of a YAML or JSON text, including syntax errors. Empty if it is valid."""
     try:
-        return find_problems(parse(text), types)
+        return find_problems(parse_yaml(text), types)
     except DefinitionInvalid as error:
         return error.problems
 
@@ -156,7 +156,7 @@ def list_required_settings(text: str, types: TaskTypes) -> list[Problem]:
     Raises:
         DefinitionInvalid: The definition is invalid. It contains every problem.
     """
-    found = check_definition(parse(text), types)
+    found = check_definition(parse_yaml(text), types)
     nothing = StoredSettings()
     if found.definition.environment is None:  # otherwise any name may be a variable of the environment
         values = list(_find_reference_problems(found.definition, found.order, types, nothing))

@@ -78,7 +78,7 @@ _resolve("tag:yaml.org,2002:int", r"^[-+]?[0-9]+$", "-+0123456789")
 _resolve("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
 
 
-def parse(text: str, *, most_text: int = MAX_TEXT) -> Any:
+def parse_yaml(text: str, *, most_text: int = MAX_TEXT) -> Any:
     """Parse a YAML or JSON text and return its plain values. JSON is valid YAML.
 
     Args:
@@ -133,9 +133,9 @@ _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # unquoted te
 
 def format_yaml(definition: Definition) -> str:
     """Return a definition as YAML, in field order, without defaults."""
-    return format_values(definition.model_dump(mode="json", exclude_defaults=True))
+    return format_as_yaml(definition.model_dump(mode="json", exclude_defaults=True))
 
 
-def format_values(plain: Any) -> str:
+def format_as_yaml(plain: Any) -> str:
     """Return plain values as YAML, in their order."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

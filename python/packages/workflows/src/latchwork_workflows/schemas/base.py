@@ -13,7 +13,7 @@ class Document(BaseModel):
     model_config = ConfigDict(from_attributes=True, extra="forbid")
 
     @classmethod
-    def of(cls, row: object, **more: Any) -> Self:
+    def from_row(cls, row: object, **more: Any) -> Self:
         """Create a document from a database row.
 
         Args:

@@ -100,7 +100,7 @@ def list_channels(context: ServiceContext, user: Identity) -> list[Channel]:
     with context.database.read() as connection:
         rows, named = alerts.list_channels(connection), alerts.list_workflows_by_channel(connection)
     return [
-        Channel.of(row, secrets=list_secret_names(row.options), workflows=sorted(named.get(row.name, ())))
+        Channel.from_row(row, secrets=list_secret_names(row.options), workflows=sorted(named.get(row.name, ())))
         for row in rows
     ]
 
@@ -162,4 +162,4 @@ def send_test_alert(context: ServiceContext, user: Identity, name: str) -> int:
 
 
 def _alert(row: Row, deliveries: list[Row]) -> Alert:
-    return Alert.of(row, run=row.run_id, deliveries=[Delivery.of(each) for each in deliveries])
+    return Alert.from_row(row, run=row.run_id, deliveries=[Delivery.from_row(each) for each in deliveries])

@@ -196,7 +196,7 @@ def get_backfill(context: ServiceContext, user: Identity, backfill_id: int) -> B
 
 
 def _backfill(row: Row, counts: Mapping[str, int]) -> Backfill:
-    return Backfill.of(row, order=row.direction, counts=dict(counts))
+    return Backfill.from_row(row, order=row.direction, counts=dict(counts))
 
 
 def list_backfills(
@@ -255,7 +255,7 @@ def list_runs(
     with context.database.read() as connection:
         require_visible(user, backfills.find_backfill(connection, backfill_id), f"backfill {backfill_id}")
         rows = backfills.list_runs(connection, backfill_id, state=state, after=after, limit=limit)
-    return [BackfillRun.of(row) for row in rows]
+    return [BackfillRun.from_row(row) for row in rows]
 
 
 def preview_times(

@@ -31,7 +31,7 @@ def get_command(context: ServiceContext, user: Identity, command_id: int) -> Com
         about = _find_target(connection, row)
         if about is not None or not user.has_role(Role.ADMIN):  # a repair is about a shard, which has no project
             require_visible(user, about, f"command {command_id}")
-    return Command.of(row, run=row.run_id)
+    return Command.from_row(row, run=row.run_id)
 
 
 def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:

@@ -68,18 +68,18 @@ def find_run_row(context: ServiceContext, user: Identity, run_id: int) -> Row:
 
 def to_run(row: Row) -> Run:
     """Convert a database row to a run."""
-    return Run.of(row, round=row.round)
+    return Run.from_row(row, round=row.round)
 
 
 def to_task(row: Row) -> Task:
     """Convert a database row to a task."""
     in_master = row.state == TaskState.RUNNING and row.queue_key is None
-    return Task.of(row, run=row.run_id, round=row.round, in_master=in_master)
+    return Task.from_row(row, run=row.run_id, round=row.round, in_master=in_master)
 
 
 def to_attempt(row: Row) -> Attempt:
     """Convert a database row to an attempt. The row also has the ``name`` and the ``run`` of its task."""
-    return Attempt.of(row, id=f"{row.task}.{row.n}.{row.claim}", round=row.round, has_log=bool(row.log_ref))
+    return Attempt.from_row(row, id=f"{row.task}.{row.n}.{row.claim}", round=row.round, has_log=bool(row.log_ref))
 
 
 def list_runs(

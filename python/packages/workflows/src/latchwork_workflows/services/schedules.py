@@ -50,8 +50,8 @@ def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
     fires = list_next_fires(row, now, count) if row.enabled and row.online else []
     fired = None
     if last is not None:
-        fired = LastFire.of(last, run=last.run_id)
-    return Schedule.of(row, next_fires=fires, last=fired)
+        fired = LastFire.from_row(last, run=last.run_id)
+    return Schedule.from_row(row, next_fires=fires, last=fired)
 
 
 def set_schedule_enabled(context: ServiceContext, user: Identity, project: str, name: str, *, enabled: bool) -> None:

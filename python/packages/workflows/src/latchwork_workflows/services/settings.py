@@ -68,7 +68,7 @@ def _listed(
     with context.database.read() as connection:
         rows = settings.list_settings(connection, kind, wanted)
     return [
-        schema.of(row, shown=True)
+        schema.from_row(row, shown=True)
         if may_read(user, row.project)
         else schema(project=row.project, name=row.name, shown=False)
         for row in rows

@@ -122,7 +122,7 @@ def list_children(
     row = runs.find_run_row(context, user, run_id)
     with context.database.read() as connection:
         found = related_runs.list_child_runs(connection, row.id, before=before, limit=limit)
-    return [ChildRun.of(each, round=each.round) for each in found if user.has_role(Role.VIEWER, each.project)]
+    return [ChildRun.from_row(each, round=each.round) for each in found if user.has_role(Role.VIEWER, each.project)]
 
 
 def list_elements(

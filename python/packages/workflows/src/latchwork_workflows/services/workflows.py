@@ -16,7 +16,7 @@ from latchwork_workflows.db.tables import shard
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.settings import usage
 from latchwork_workflows.model.validate import ValidDefinition, check_definition
-from latchwork_workflows.model.yaml_format import format_yaml, parse
+from latchwork_workflows.model.yaml_format import format_yaml, parse_yaml
 from latchwork_workflows.schemas.workflows import AppliedVersion, Workflow, WorkflowDetail, WorkflowVersion
 from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
 from latchwork_workflows.services.schedules import list_next_fires
@@ -65,7 +65,7 @@ def list_workflows(
 def _workflow(row: Row, now: float) -> Workflow:
     fires = row.cron and row.scheduled and row.online
     next_at = next(iter(list_next_fires(row, now, 1)), None) if fires else None
-    return Workflow.of(row, scheduled=bool(row.scheduled), next_at=next_at)
+    return Workflow.from_row(row, scheduled=bool(row.scheduled), next_at=next_at)
 
 
 def get_workflow(
@@ -133,7 +133,7 @@ def validate_definition(
     Raises:
         DefinitionInvalid: Contains every problem that was found.
     """
-    plain = parse(definition) if isinstance(definition, str) else definition
+    plain = parse_yaml(definition) if isinstance(definition, str) else definition
     project = plain.get("project", "default")
     if not isinstance(project, str) or not user.has_role(Role.VIEWER, project):
         return check_definition(plain, context.types)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from latchwork_workflows.alerts import KINDS
 from latchwork_workflows.api.models import MAX_ID, Id
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model import format_values, parse
+from latchwork_workflows.model import format_as_yaml, parse_yaml
 from latchwork_workflows.services import alerts as service
 from latchwork_workflows.services.context import get_context
 from latchwork_workflows.ui.page_helpers import paginate, redirect, render_page
@@ -52,7 +52,7 @@ def set_channel(
 ) -> Response:
     """Create or change an alert channel."""
     try:
-        given = parse(options) if options.strip() else {}
+        given = parse_yaml(options) if options.strip() else {}
     except DefinitionInvalid as error:
         raise HttpProblem(422, f"options: {error}", errors=[("options", str(error))]) from None
     service.set_channel(get_context(request), user, name, kind, given, enabled=enabled != "no")
@@ -75,7 +75,7 @@ def remove_channel(request: Request, user: CurrentUser, name: str) -> Response:
 
 def _shown(request: Request, user: Identity, **values: Any) -> HTMLResponse:
     ways = service.list_channels(get_context(request), user) if user.has_role(Role.ADMIN) else None
-    texts = {each.name: format_values(each.options) for each in ways or ()}
+    texts = {each.name: format_as_yaml(each.options) for each in ways or ()}
     states = service.STATES
     return render_page(
         request, user, "alerts.html", channels=ways, texts=texts, kinds=list(KINDS), states=states, **values

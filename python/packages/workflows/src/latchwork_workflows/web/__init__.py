@@ -22,10 +22,10 @@ from latchwork_workflows.web.live import LiveHub, run_in_stream_thread
 from latchwork_workflows.web.passwords import (
     AttemptLimit,
     TooManyAttempts,
-    check_password,
     create_secret,
     hash_password,
     hash_secret,
+    matches_password,
 )
 from latchwork_workflows.web.problems import HttpProblem
 
@@ -72,7 +72,6 @@ __all__ = [
     "TooManyAttempts",
     "bind_socket",
     "build_fields",
-    "check_password",
     "create_secret",
     "current_user",
     "draw_graph_svg",
@@ -82,6 +81,7 @@ __all__ = [
     "is_still_allowed",
     "load_tls_context",
     "make_app",
+    "matches_password",
     "parse_values",
     "run_in_stream_thread",
     "wrap_with_identity",

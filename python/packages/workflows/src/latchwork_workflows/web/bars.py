@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from latchwork_workflows.web.pages import clean_value, duration
+from latchwork_workflows.web.pages import clean_value, format_duration
 
 _ROW = 26
 _BAR = 16
@@ -86,7 +86,7 @@ class GanttChart:
         last = max(first + 0.1, *(bar.end if bar.end is not None else now for bar in bars))
         height = _HEAD + _ROW * len(self.rows) + 4
         head = Markup('<svg class="bars" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
-            _WIDTH, height, f"timeline, {duration(last - first)} in all"
+            _WIDTH, height, f"timeline, {format_duration(last - first)} in all"
         )
         parts = [head, *_ticks(first, last, height)]
         for number, (name, row) in enumerate(self.rows):
@@ -102,7 +102,7 @@ def _bar(bar: Bar, top: int, first: float, last: float, now: float) -> Markup:
     end = bar.end if bar.end is not None else now
     left = _x_position(bar.start, first, last)
     width = max(3.0, _x_position(end, first, last) - left)
-    took = duration(end - bar.start)
+    took = format_duration(end - bar.start)
     shape = Markup('<g class="bar state-{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="3"/></g>')
     made = shape.format(bar.kind, clean_value(f"{bar.title}, {took}"), f"{left:.1f}", top + 1, f"{width:.1f}", _BAR)
     return Markup('<a href="{}">{}</a>').format(bar.link, made) if bar.link else made

@@ -103,7 +103,7 @@ class LiveHub:
         finally:
             self._uncount_stream(account)
 
-    async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
+    async def stream_changes(self, topic: str) -> AsyncGenerator[bytes, None]:
         """Yield an event ``change`` whenever a topic has changed. Comments in between keep the connection open."""
         with self._mutex:
             self._topics[topic] = self._topics.get(topic, 0) + 1

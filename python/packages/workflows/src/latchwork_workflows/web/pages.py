@@ -44,9 +44,16 @@ class Pages:
             auto_reload=False,
         )
         self._env.filters.update(
-            timestamp=timestamp, duration=duration, size=size, counted=counted, label=state_label, as_json=as_json
+            timestamp=format_timestamp,
+            duration=format_duration,
+            size=format_size,
+            counted=counted,
+            label=format_state_name,
+            as_json=format_as_json,
         )
-        self._env.globals.update(asset=asset, now=time.time, elapsed=elapsed, elapsed_since=elapsed_since)
+        self._env.globals.update(
+            asset=get_asset_url, now=time.time, elapsed=format_elapsed, elapsed_since=format_elapsed_since
+        )
 
     def render(
         self,
@@ -79,7 +86,7 @@ def clean_value(value: Any) -> Any:
     return "".join(c if c.isprintable() or c in "\n\t" else "" if c == "\r" else ascii(c)[1:-1] for c in value)
 
 
-def timestamp(wall_s: float | None) -> Markup:
+def format_timestamp(wall_s: float | None) -> Markup:
     """Format a time in UTC, such as ``2026-11-22 19:55:29``."""
     if wall_s is None:
         return _DASH
@@ -90,7 +97,7 @@ def timestamp(wall_s: float | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(f"{at:%Y-%m-%dT%H:%M:%SZ}", f"{at:%Y-%m-%d %H:%M:%S}")
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format a duration: ``0.4 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``, ``3 d 4 h``."""
     if seconds is None:
         return _NOTHING
@@ -107,19 +114,21 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
-def elapsed(start: float | None, end: float | None) -> Markup:
+def format_elapsed(start: float | None, end: float | None) -> Markup:
     """Format the time from start to end. Without an end, the browser keeps counting up."""
     if start is None:
         return _DASH
-    return Markup("{}").format(duration(end - start)) if end is not None else elapsed_since(start)
+    return Markup("{}").format(format_duration(end - start)) if end is not None else format_elapsed_since(start)
 
 
-def elapsed_since(start: float) -> Markup:
+def format_elapsed_since(start: float) -> Markup:
     """Format the time since ``start``. The browser keeps counting up."""
-    return Markup('<span class="num" data-since="{}">{}</span>').format(f"{start:.1f}", duration(time.time() - start))
+    return Markup('<span class="num" data-since="{}">{}</span>').format(
+        f"{start:.1f}", format_duration(time.time() - start)
+    )
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Format a number of bytes, such as ``17 bytes``, ``4.2 kB`` or ``1.3 MB``."""
     if count < 1000:
         return counted(count, "byte")
@@ -129,17 +138,17 @@ def size(count: int) -> str:
     return f"{count / 1000:.1f} kB"
 
 
-def state_label(text: str) -> str:
+def format_state_name(text: str) -> str:
     """Format the name of a state for users, such as ``retry wait``."""
     return str(text).replace("_", " ")
 
 
-def as_json(value: Any, indent: int | None = None) -> str:
+def format_as_json(value: Any, indent: int | None = None) -> str:
     """Format a value as JSON for display. Like all text, it is escaped in the page."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
 @cache
-def asset(name: str) -> str:
+def get_asset_url(name: str) -> str:
     """Return the URL of a static file. It changes with the content, so that browsers may cache the file."""
     return f"/static/{name}?v={crc32((_HERE / 'static' / name).read_bytes()):08x}"

@@ -37,7 +37,7 @@ def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def check_length(password: str) -> None:
+def check_password_length(password: str) -> None:
     """Check that a password has an acceptable length.
 
     Raises:
@@ -53,12 +53,12 @@ def hash_password(password: str) -> str:
     Raises:
         ValueError: The password is too short or too long.
     """
-    check_length(password)
+    check_password_length(password)
     salt = secrets.token_bytes(16)
     return f"scrypt${_COST}${_text(salt)}${_text(_scrypt(password, salt, _COST))}"
 
 
-def check_password(password: str, stored: str | None) -> bool:
+def matches_password(password: str, stored: str | None) -> bool:
     """Return whether a password matches a stored hash.
 
     Args:
@@ -107,7 +107,7 @@ class AttemptLimit:
         self._now = now
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
-    def begin(self, name: str) -> None:
+    def count_attempt(self, name: str) -> None:
         """Count a password attempt for an account. Call this before checking the password.
 
         Raises:
@@ -124,7 +124,7 @@ class AttemptLimit:
             if len(self._failed) > _MAX_NAMES:
                 self._failed.popitem(last=False)
 
-    def succeeded(self, name: str) -> None:
+    def reset(self, name: str) -> None:
         """Reset the count of an account after a correct password."""
         with self._mutex:
             self._failed.pop(name.casefold(), None)

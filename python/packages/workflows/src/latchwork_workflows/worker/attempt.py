@@ -43,14 +43,14 @@ class ActiveAttempt:
     result: AttemptResult | None = None
 
     @property
-    def x(self) -> str:
+    def attempt_key(self) -> str:
         """The name of the attempt in keys."""
         return self.head.attempt_key
 
     @property
     def log_ref(self) -> str:
         """The reference of the attempt's log in the log store."""
-        return build_log_ref(self.head.code, self.head.run_id, self.x, self.token)
+        return build_log_ref(self.head.code, self.head.run_id, self.attempt_key, self.token)
 
 
 @dataclass(frozen=True, slots=True)

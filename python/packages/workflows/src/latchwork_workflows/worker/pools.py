@@ -137,7 +137,7 @@ class PoolSlots:
 
     # A claim
 
-    def reserve(self, partition: str, attempt_key: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
+    def reserve_slots(self, partition: str, attempt_key: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
         """Choose free pool slots for an attempt.
 
         Args:
@@ -163,13 +163,13 @@ class PoolSlots:
             self._picked[attempt_key] = (slots, self._clock.now() + _WANTED_S)
         return checks, [Create(self._keys.slot_key(*each), attempt_key.encode(), self._session) for each in slots]
 
-    def confirm(self, attempt_key: str) -> None:
-        """Record that the attempt was claimed. It keeps its slots until ``forget``."""
+    def confirm_slots(self, attempt_key: str) -> None:
+        """Record that the attempt was claimed. It keeps its slots until ``forget_slots``."""
         with self._lock:
             if attempt_key in self._picked:
                 self._picked[attempt_key] = (self._picked[attempt_key][0], None)
 
-    def forget(self, attempt_key: str) -> bool:
+    def forget_slots(self, attempt_key: str) -> bool:
         """Record that an attempt was not claimed or has ended.
 
         Returns:

@@ -202,13 +202,13 @@ class _TaskValues(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name.startswith(SECRET):
-            return self.secret(name[len(SECRET) :])
+            return self.get_secret(name[len(SECRET) :])
         if name.startswith(CONNECTION):
-            url, password = self.connection(name[len(CONNECTION) :])
+            url, password = self.get_url_and_password(name[len(CONNECTION) :])
             return insert_password(url, password)
         return self._values[name]
 
-    def secret(self, name: str) -> str:
+    def get_secret(self, name: str) -> str:
         """Return the value of a secret. From now on the value is masked in the log.
 
         Raises:
@@ -218,7 +218,7 @@ class _TaskValues(Mapping[str, Any]):
         self.used.append(found)
         return found
 
-    def connection(self, name: str) -> tuple[str, str]:
+    def get_url_and_password(self, name: str) -> tuple[str, str]:
         """Return the URL and the password of a stored connection.
 
         Raises:
@@ -230,7 +230,7 @@ class _TaskValues(Mapping[str, Any]):
             what = f"there is no connection {name!r:.110}; create it, or give its URL"
             raise CannotRun(what, is_final=True)
         secret = found.get("secret", "")
-        return found["url"], self.secret(secret) if secret else ""
+        return found["url"], self.get_secret(secret) if secret else ""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -361,7 +361,7 @@ def _resolve_connection(params: Mapping[str, Any], known: _TaskValues) -> dict[s
     name = params.get("connection")
     if not isinstance(name, str) or "://" in name:
         return dict(params)
-    url, password = known.connection(name)
+    url, password = known.get_url_and_password(name)
     return {**params, "connection": url, "password": params.get("password") or password}
 
 

@@ -90,7 +90,7 @@ class AttemptRunner:
             LatchworkError: The task spec could not be read from the store. The attempt runs again.
         """
         log = AttemptLog(self._logs, attempt.log_ref, health=self._health, most_bytes=self._options.most_log_bytes)
-        folder = self._folder / f"{attempt.x}.{attempt.token}"
+        folder = self._folder / f"{attempt.attempt_key}.{attempt.token}"
         last = "the worker failed; the task runs again"
         try:
             ending = self._run_attempt(attempt, context, log, folder)
@@ -158,7 +158,7 @@ class AttemptRunner:
         return ending
 
     def _spec(self, attempt: ActiveAttempt) -> TaskMessage:
-        body = self._store.get(self._keys.data_key(attempt.x)) if attempt.head.has_body else None
+        body = self._store.get(self._keys.data_key(attempt.attempt_key)) if attempt.head.has_body else None
         return TaskMessage.from_bytes(attempt.claim.value, None if body is None else body.value)
 
     def _start(self, prepared: PreparedAttempt, attempt: ActiveAttempt) -> Child:
@@ -171,7 +171,7 @@ class AttemptRunner:
             stderr=STDOUT,
             until=self._deadlines.until,
             user=prepared.user,
-            label=f"latchwork-task-{attempt.x}",
+            label=f"latchwork-task-{attempt.attempt_key}",
         )
 
     def _read_to_end(self, child: Child, attempt: ActiveAttempt, context: TaskContext, log: AttemptLog) -> ChildEnd:

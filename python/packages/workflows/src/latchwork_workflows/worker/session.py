@@ -126,7 +126,7 @@ class WorkflowHooks(WorkerHooks):
             named = ItemName.parse(item.id)
         except InvalidKey:
             return (), ()
-        slot = self._pools.reserve(item.partition, named.attempt_key)
+        slot = self._pools.reserve_slots(item.partition, named.attempt_key)
         if slot is None:
             return [Absent(item.key)], ()  # fails, because the item exists: it is left until a slot is free
         who = self._runner
@@ -142,7 +142,7 @@ class WorkflowHooks(WorkerHooks):
             x = ItemName.parse(item.id).attempt_key
         except InvalidKey:
             return False
-        return self._pools.forget(x) and self._keys.cancel_key(x) not in self._cancels
+        return self._pools.forget_slots(x) and self._keys.cancel_key(x) not in self._cancels
 
     # Claim and run
 
@@ -152,7 +152,7 @@ class WorkflowHooks(WorkerHooks):
             named = ItemName.parse(claim.item.id)
         except InvalidKey as error:
             return DeadLetter(f"it is not a task of workflows: {error}"[:500])
-        self._pools.confirm(named.attempt_key)
+        self._pools.confirm_slots(named.attempt_key)
         try:
             head = _parse_head(claim.value, named)
         except BadRecord as error:
@@ -205,7 +205,7 @@ class WorkflowHooks(WorkerHooks):
         why = "" if failure is None else failure.summary
         if kind is not None and issubclass(kind, TaskStopped):
             return Release(why[:200], count=False)
-        _log.error("worker %s releases attempt %s: %s", self._runner.worker, attempt.x, why)
+        _log.error("worker %s releases attempt %s: %s", self._runner.worker, attempt.attempt_key, why)
         return Release(why[:200], after_s=1.0)
 
     def _done_without_run(self, attempt: ActiveAttempt, ending: RunEnding) -> Done:
@@ -247,7 +247,7 @@ class WorkflowHooks(WorkerHooks):
             found = self._attempts.get(x)
             if found is not None and found.claim is claim:
                 del self._attempts[x]
-        return self._pools.forget(x)
+        return self._pools.forget_slots(x)
 
     # Ended from outside
 
@@ -266,7 +266,7 @@ class WorkflowHooks(WorkerHooks):
         attempt.is_cancelled = True
         return attempt.claim.item.path
 
-    def end_all(self, stop: Callable[[str], Any]) -> None:
+    def stop_all_attempts(self, stop: Callable[[str], Any]) -> None:
         """Stop all running attempts, because the store cannot be reached and this worker is configured not to wait.
 
         Args:
@@ -486,7 +486,7 @@ class WorkflowSession:
             clock.wait(self._ended, self._options.disconnect_grace_s)
             if not self._ended.is_set() and self.session.state in ("suspect", "lost"):
                 _log.warning("worker %s: the store is not reachable; its tasks are stopped", self._name)
-                self.hooks.end_all(self.worker_loop.stop_task)
+                self.hooks.stop_all_attempts(self.worker_loop.stop_task)
 
     def _poke(self) -> None:
         self.worker_loop.request_search()

@@ -1,5 +1,5 @@
 """Migrations from each version of the schema to the next. Columns are added before they are used."""
 
-from latchwork_workflows.db.migrations.upgrade import needs_upgrade, upgrade_schema
+from latchwork_workflows.db.migrations.upgrade import is_upgrade_needed, upgrade_schema
 
-__all__ = ["needs_upgrade", "upgrade_schema"]
+__all__ = ["is_upgrade_needed", "upgrade_schema"]

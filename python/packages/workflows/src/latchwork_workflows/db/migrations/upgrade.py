@@ -45,7 +45,7 @@ def upgrade_schema(database: Database) -> str:
     return head
 
 
-def needs_upgrade(database: Database) -> bool:
+def is_upgrade_needed(database: Database) -> bool:
     """Return whether the schema is older than this version needs.
 
     Raises:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from latchwork_workflows.api.models import NamePath
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.definition import TaskSpec
-from latchwork_workflows.model.yaml_format import format_yaml, parse
+from latchwork_workflows.model.yaml_format import format_yaml, parse_yaml
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
@@ -154,14 +154,14 @@ def add_task_text(text: str, task: dict[str, Any]) -> str:
     Raises:
         DefinitionInvalid: The text is not valid YAML.
     """
-    values = parse(text) if text.strip() else {"name": "my-workflow"}
+    values = parse_yaml(text) if text.strip() else {"name": "my-workflow"}
     tasks = values.get("tasks")
     wanted = {**values, "tasks": [*(tasks if isinstance(tasks, list) else []), task]}
     block = _dump([task])
     for indent in ("", "  "):
         longer = text.rstrip("\n") + "\n" + "".join(f"{indent}{line}\n" for line in block.splitlines())
         try:
-            if tasks and parse(longer) == wanted:
+            if tasks and parse_yaml(longer) == wanted:
                 return longer
         except DefinitionInvalid:
             continue
