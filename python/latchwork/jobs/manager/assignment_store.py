@@ -72,14 +72,14 @@ class _StoredShare:
         """
         return [] if self.version is None else [At.of(key, self.version)]
 
-    def write_op(self, key: str, after: ChunkedSet) -> Op:
+    def write_op(self, key: str, new_set: ChunkedSet) -> Op:
         """Return the operation that turns the manifest at ``key`` into that of another set.
 
         A new manifest is created rather than put: etcd then needs one comparison instead of two, and no read.
         """
-        if not len(after):
+        if not len(new_set):
             return Delete(key)
-        value = after.encode_manifest()
+        value = new_set.encode_manifest()
         return Create(key, value) if self.version is None else Put(key, value)
 
 
@@ -299,11 +299,11 @@ class AssignmentStore:
             del self._shares[job]
 
 
-def _split_repeated_shares(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
+def _split_repeated_shares(changes: Sequence[ShareChange]) -> list[list[ShareChange]]:
     """Split changes into groups so that no group changes a share twice, keeping their order."""
     waves: list[list[ShareChange]] = [[]]
     seen: set[tuple[str, str]] = set()
-    for step in steps:
+    for step in changes:
         if (step.worker, step.job) in seen:
             waves.append([])
             seen = set()

@@ -236,7 +236,7 @@ class BarrierMember:
         found = {entry.key: entry for entry in entries}
         return self._build_snapshot(found.get(self._keys.state), found.get(self._keys.opening)), entries
 
-    def _build_snapshot(self, entry: Entry | None, opened: Entry | None) -> BarrierSnapshot:
+    def _build_snapshot(self, entry: Entry | None, opening_entry: Entry | None) -> BarrierSnapshot:
         """Return the state and opening that these entries store.
 
         Raises:
@@ -248,7 +248,7 @@ class BarrierMember:
             raise LatchworkError(
                 f"{self._what} expects {expects}; create it with the same parties, or use another name"
             )
-        return BarrierSnapshot(self._keys, state, entry, opened)
+        return BarrierSnapshot(self._keys, state, entry, opening_entry)
 
     async def _arrive_and_wait(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until all members have arrived. Return the number of the phase.
@@ -434,12 +434,12 @@ class BarrierMember:
 
     # Waiting
 
-    async def _wait_for_another_phase(self, seen: BarrierSnapshot, waiter: Waiter, deadline: Deadline) -> None:
+    async def _wait_for_another_phase(self, snapshot: BarrierSnapshot, waiter: Waiter, deadline: Deadline) -> None:
         """Wait until the phase that was open in this snapshot is not open any more."""
-        phase = seen.state.phase
+        phase = snapshot.state.phase
         if await waiter.keep_trying(lambda: self._end_if_complete(phase), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
-        if not await waiter.watch_until(self._keys.state, PhaseEndWatcher(seen, phase), deadline):
+        if not await waiter.watch_until(self._keys.state, PhaseEndWatcher(snapshot, phase), deadline):
             self._waits.raise_if_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round without {self.member_id!r}; try again later")
 

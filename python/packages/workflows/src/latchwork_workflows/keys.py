@@ -160,9 +160,9 @@ def format_shard_name(shard: int) -> str:
     return f"{shard:02d}"
 
 
-def format_attempt_key(task: int, n: int) -> str:
+def format_attempt_key(task: int, attempt_number: int) -> str:
     """Return the name of an attempt in keys, ``<task>.<attempt number>``."""
-    return f"{task}.{n}"
+    return f"{task}.{attempt_number}"
 
 
 def parse_attempt_key(attempt_key: str) -> tuple[int, int]:

@@ -175,17 +175,17 @@ class LocalRun:
     def _result_of(self, name: str) -> LocalTaskResult:
         return self._tried.setdefault(name, LocalTaskResult())
 
-    def _execute_calls(self, known: WorkflowRun) -> WorkflowRun:
+    def _execute_calls(self, run: WorkflowRun) -> WorkflowRun:
         """Execute the actions that a master would execute for tasks that it runs itself."""
-        while known.calls:
-            calls, known = known.calls, replace(known, calls=(), facts=())
+        while run.calls:
+            calls, run = run.calls, replace(run, calls=(), facts=())
             for call in calls:
-                task = known.tasks[call.task]
+                task = run.tasks[call.task]
                 if task.runs_on_master and call.kind in _ANSWERED:
-                    earlier, known = known.calls, replace(known, calls=())
-                    known = advance(self._plan, known, [self._event_for_call(call, task.n)], self._now)
-                    known = replace(known, calls=(*earlier, *known.calls))
-        return known
+                    earlier, run = run.calls, replace(run, calls=())
+                    run = advance(self._plan, run, [self._event_for_call(call, task.n)], self._now)
+                    run = replace(run, calls=(*earlier, *run.calls))
+        return run
 
     def _event_for_call(self, call: Call, n: int) -> Event:
         name = call.task

@@ -202,13 +202,13 @@ class AlertSender:
         with self._mutex:
             self._rests[channel] = since + REST_S
 
-    def _record_result(self, taken: ClaimedDelivery, answer: SendResult, error: str, answered_at: float) -> None:
+    def _record_result(self, delivery: ClaimedDelivery, answer: SendResult, error: str, answered_at: float) -> None:
         """Store the result of a delivery. Retries until the result is stored or another sender owns the delivery.
 
         If the result were lost, the message would be sent again.
 
         Args:
-            taken: The delivery.
+            delivery: The delivery.
             answer: The result.
             error: The error message. Empty if the alert was accepted.
             answered_at: Seconds since the epoch.
@@ -216,56 +216,56 @@ class AlertSender:
         while True:
             try:
                 with self._database.write() as connection:
-                    state = self._sending.record_result(connection, taken.id, answer, error, answered_at)
+                    state = self._sending.record_result(connection, delivery.id, answer, error, answered_at)
             except (LatchworkError, sa.exc.SQLAlchemyError) as trouble:
-                _log.warning("the result of alert delivery %d is written later: %s", taken.id, reason(trouble))
+                _log.warning("the result of alert delivery %d is written later: %s", delivery.id, reason(trouble))
                 if self._clock.wait(self._stopping, _AGAIN_S):
                     return
                 continue
             if state in {DeliveryState.FAILED, DeliveryState.UNSURE}:
-                _log.error("alert delivery %d by channel %s is %s: %s", taken.id, taken.by, state, error)
+                _log.error("alert delivery %d by channel %s is %s: %s", delivery.id, delivery.by, state, error)
             return
 
-    def _send(self, taken: ClaimedDelivery) -> tuple[SendResult, str]:
+    def _send(self, delivery: ClaimedDelivery) -> tuple[SendResult, str]:
         """Send the message of a delivery.
 
         Returns:
             The result, and the error message or an empty text.
         """
-        if taken.channel is None:
-            return SendResult.REFUSED, f"there is no channel {taken.by!r}; an administrator can create it"
-        if not taken.channel.enabled:
+        if delivery.channel is None:
+            return SendResult.REFUSED, f"there is no channel {delivery.by!r}; an administrator can create it"
+        if not delivery.channel.enabled:
             return SendResult.REJECTED, "the channel is disabled"
         used: list[str] = []
         try:
-            options, used = self._options(taken)
-            message = self._message(taken, getattr(options, "link", ""))
+            options, used = self._options(delivery)
+            message = self._message(delivery, getattr(options, "link", ""))
         except (LatchworkError, OSError) as error:  # a missing secret, an unavailable log store
             return SendResult.REFUSED, format_as_line(error)
         except Exception as error:
-            _log.exception("the message of alert delivery %d cannot be built", taken.id)
+            _log.exception("the message of alert delivery %d cannot be built", delivery.id)
             return SendResult.REJECTED, f"its message cannot be built: {Mask(used).mask_text(reason(error))}"
         mask = Mask(used)
         try:
             return SendResult.SENT, format_as_line(
-                mask.mask_text(call_user(self._ways[taken.channel.kind], message, options, self._now()))
+                mask.mask_text(call_user(self._ways[delivery.channel.kind], message, options, self._now()))
             )
         except NotSent as error:
             return error.answer, format_as_line(mask.mask_text(str(error)))
         except ValueError as error:
             return SendResult.REJECTED, format_as_line(mask.mask_text(str(error)))
         except Exception as error:
-            _log.exception("alert delivery %d failed unexpectedly", taken.id)
+            _log.exception("alert delivery %d failed unexpectedly", delivery.id)
             return SendResult.DOUBT, format_as_line(mask.mask_text(reason(error)))
 
-    def _options(self, taken: ClaimedDelivery) -> tuple[Any, list[str]]:
-        row = taken.channel
+    def _options(self, delivery: ClaimedDelivery) -> tuple[Any, list[str]]:
+        row = delivery.channel
         return resolve_secrets(validate_channel(row.name, row.kind, row.options), self._secret)
 
     def _secret(self, name: str) -> str:
         return self._secrets.get(name, CHANNELS)
 
-    def _message(self, taken: ClaimedDelivery, link: str) -> Message:
-        row = taken.alert
-        record = AlertRecord(row.id, taken.id, taken.round, row.kind, row.at, row.run_id, row.task, row.details)
+    def _message(self, delivery: ClaimedDelivery, link: str) -> Message:
+        row = delivery.alert
+        record = AlertRecord(row.id, delivery.id, delivery.round, row.kind, row.at, row.run_id, row.task, row.details)
         return attach_query_result(build_message(record, self._installation, link), record, self._logs)

@@ -190,17 +190,17 @@ def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
     return found[0].id
 
 
-def check_run_has_task(run: int, task: str, there: Iterable[str]) -> None:
+def check_run_has_task(run: int, task: str, task_names: Iterable[str]) -> None:
     """Check that a run has a task.
 
     Args:
         run: ID of the run.
         task: Name of the task.
-        there: Names of the tasks that the run has.
+        task_names: Names of the tasks that the run has.
     Raises:
         UsageError: The run has no such task. The message names some that it has.
     """
-    names = list(there)
+    names = list(task_names)
     if task not in names:
         raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(names[:20]) or 'none yet'}")
 

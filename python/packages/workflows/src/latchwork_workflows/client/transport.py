@@ -56,14 +56,14 @@ def check_params(params: Mapping[str, Any]) -> None:
         raise BadRequest(f"{where}: {why}")
 
 
-def build_request(kind: type[D], /, **values: Any) -> D:
+def build_request(document_type: type[D], /, **values: Any) -> D:
     """Return the document of a request, after validating its values.
 
     Raises:
         BadRequest: A value is not valid.
     """
     try:
-        return kind(**values)
+        return document_type(**values)
     except ValidationError as error:
         first = error.errors()[0]
         raise BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -88,29 +88,31 @@ class Transport:
         """Close the connections. Idempotent."""
         self._http.close()
 
-    def get(self, path: str, kind: type[T], **query: Any) -> T:
+    def get(self, path: str, document_type: type[T], **query: Any) -> T:
         """Fetch a resource with GET."""
-        return self._read(self.send("GET", path, query=query), kind)
+        return self._read(self.send("GET", path, query=query), document_type)
 
-    def post(self, path: str, body: Document | None, kind: type[T], *, key: str | None = None, **query: Any) -> T:
+    def post(
+        self, path: str, body: Document | None, document_type: type[T], *, key: str | None = None, **query: Any
+    ) -> T:
         """Send a request or command with POST and an idempotency key, and return the response document."""
-        return self._read(self.send("POST", path, body, query=query, key=key), kind)
+        return self._read(self.send("POST", path, body, query=query, key=key), document_type)
 
-    def put(self, path: str, body: Document, kind: type[T], **query: Any) -> T:
+    def put(self, path: str, body: Document, document_type: type[T], **query: Any) -> T:
         """Create or replace a resource with PUT, and return the response document."""
-        return self._read(self.send("PUT", path, body, query=query), kind)
+        return self._read(self.send("PUT", path, body, query=query), document_type)
 
-    def patch(self, path: str, body: Document, kind: type[T], **query: Any) -> T:
+    def patch(self, path: str, body: Document, document_type: type[T], **query: Any) -> T:
         """Change a part of a resource with PATCH, and return the response document."""
-        return self._read(self.send("PATCH", path, body, query=query), kind)
+        return self._read(self.send("PATCH", path, body, query=query), document_type)
 
-    def delete(self, path: str, kind: type[T], **query: Any) -> T:
+    def delete(self, path: str, document_type: type[T], **query: Any) -> T:
         """Delete a resource with DELETE, and return the response document."""
-        return self._read(self.send("DELETE", path, query=query), kind)
+        return self._read(self.send("DELETE", path, query=query), document_type)
 
-    def upload(self, path: str, data: bytes, kind: type[T]) -> T:
+    def upload(self, path: str, data: bytes, document_type: type[T]) -> T:
         """Upload bytes, and return the response document."""
-        return self._read(self.send("POST", path, data), kind)
+        return self._read(self.send("POST", path, data), document_type)
 
     def send(
         self,
@@ -139,11 +141,11 @@ class Transport:
             return answer
         raise _problem(answer).to_exception()
 
-    def _read(self, answer: httpx.Response, kind: type[T]) -> T:
-        if kind is type(None):
+    def _read(self, response: httpx.Response, document_type: type[T]) -> T:
+        if document_type is type(None):
             return None
         try:
-            found: T = _adapter(kind).validate_json(answer.content)
+            found: T = _adapter(document_type).validate_json(response.content)
             return found
         except ValidationError as error:
             raise LatchworkError(

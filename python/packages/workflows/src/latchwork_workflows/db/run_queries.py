@@ -213,9 +213,9 @@ def list_attempts_of_task(connection: sa.Connection, task_id: int, limit: int = 
     return list(connection.execute(chosen.order_by(attempt.c.n.desc(), attempt.c.claim.desc()).limit(limit)).all())
 
 
-def find_attempt(connection: sa.Connection, task_id: int, n: int, claim: int) -> Row | None:
+def find_attempt(connection: sa.Connection, task_id: int, attempt_number: int, claim: int) -> Row | None:
     """Return the row of one claim of an attempt, or None if there is none."""
-    key = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.claim == claim)
+    key = sa.and_(attempt.c.task == task_id, attempt.c.n == attempt_number, attempt.c.claim == claim)
     return connection.execute(_ATTEMPT.where(key)).first()
 
 

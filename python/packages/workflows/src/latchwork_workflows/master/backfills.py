@@ -69,7 +69,7 @@ class BackfillAdvancer:
         self._writer = writer
         self._asked: set[int] = set()
 
-    def apply_command(self, row: CommandRow) -> int:
+    def apply_command(self, command: CommandRow) -> int:
         """Create or stop a backfill as a command requests. ``advance_changed_backfills`` then starts or stops its runs.
 
         Returns:
@@ -79,42 +79,42 @@ class BackfillAdvancer:
             UnknownWorkflow: This shard has no such backfill, or the version does not exist.
             WrongState: The backfill has ended or is stopping.
         """
-        if row.type == "backfill":
-            number = self._create(row)
+        if command.type == "backfill":
+            number = self._create(command)
         else:
-            asked = row.args.get("backfill")
+            asked = command.args.get("backfill")
             if type(asked) is not int:
-                raise MalformedCommand(f"command {row.id} names no backfill")
+                raise MalformedCommand(f"command {command.id} names no backfill")
             number = asked
-            if row.type == "backfill_stop":
+            if command.type == "backfill_stop":
                 self._stop(number)
         self._asked.add(number)
         return number
 
-    def _create(self, row: CommandRow) -> int:
-        wanted = parse_backfill_request(row)
+    def _create(self, command: CommandRow) -> int:
+        wanted = parse_backfill_request(command)
         definitions.check_online(self._connection, wanted.code)
         definition = self._plans.get(self._connection, wanted.code, wanted.version).definition
         priority = PRIORITIES.index(wanted.priority or definition.priority)
         same: dict[str, Any] = {"shard": self._shard, "code": wanted.code, "version": wanted.version}
-        same |= {"by": row.by, "created_at": self._now}
+        same |= {"by": command.by, "created_at": self._now}
         fields: dict[str, Any] = {
             "parallel": wanted.parallel,
             "direction": wanted.direction,
             "stop_on_failure": wanted.stop_on_failure,
         }
-        if "cause" in row.args:
-            fields["cause"] = self._find_preceding_backfill(row)
+        if "cause" in command.args:
+            fields["cause"] = self._find_preceding_backfill(command)
         each = {"params": dict(wanted.params), "priority": priority, "dry": wanted.dry, "fresh": wanted.fresh}
         return backfills.create_backfill(self._connection, {**same, **fields}, wanted.schedule_times, {**same, **each})
 
-    def _find_preceding_backfill(self, row: CommandRow) -> int:
+    def _find_preceding_backfill(self, command: CommandRow) -> int:
         """Return the ID of the backfill that must be created before the requested one. An earlier command created it in
         this shard.
         """
-        asked = row.args["cause"]
+        asked = command.args["cause"]
         if type(asked) is not int:
-            raise MalformedCommand(f"command {row.id} names no command that it follows")
+            raise MalformedCommand(f"command {command.id} names no command that it follows")
         number = backfills.find_backfill_id_by_command(self._connection, asked, shard=self._shard)
         if number is None:
             raise WrongState("the backfill that requested this one was refused; request this one by itself")

@@ -90,21 +90,21 @@ class BackfillDates:
     fresh: bool
 
 
-def parse_backfill_request(row: CommandRow) -> BackfillDates:
+def parse_backfill_request(command: CommandRow) -> BackfillDates:
     """Parse the arguments of a command that creates a backfill.
 
     Raises:
         MalformedCommand: The arguments are missing or invalid.
     """
-    args = row.args
-    start = parse_run_request(row)
+    args = command.args
+    start = parse_run_request(command)
     times, parallel, direction = args.get("schedule_times"), args.get("parallel"), args.get("order")
     good = isinstance(times, list) and 0 < len(times) <= MAX_SCHEDULE_TIMES and direction in {"asc", "desc"}
     good = good and all(_is_time(each) for each in times or ())
     if not good or len(set(times or ())) < len(times or ()):
-        raise MalformedCommand(f"command {row.id} has no valid schedule times, limit or order")
+        raise MalformedCommand(f"command {command.id} has no valid schedule times, limit or order")
     if type(parallel) is not int or not 1 <= parallel <= MAX_PARALLEL:
-        raise MalformedCommand(f"command {row.id}: parallel is {parallel!r:.40}")
+        raise MalformedCommand(f"command {command.id}: parallel is {parallel!r:.40}")
     return BackfillDates(
         start.code,
         start.version,
@@ -119,43 +119,43 @@ def parse_backfill_request(row: CommandRow) -> BackfillDates:
     )
 
 
-def parse_run_request(row: CommandRow) -> RunRequest:
+def parse_run_request(command: CommandRow) -> RunRequest:
     """Parse the arguments of a command that starts a run.
 
     Raises:
         MalformedCommand: The arguments are missing or invalid.
     """
-    args = row.args
+    args = command.args
     code, version, priority = args.get("code"), args.get("version"), args.get("priority")
     params, at = args.get("params") or {}, args.get("schedule_time")
-    at = row.created_at if at is None else at
+    at = command.created_at if at is None else at
     good = type(code) is int and type(version) is int and isinstance(params, dict) and _is_time(at)
     if not good or priority not in {None, *PRIORITIES}:
-        raise MalformedCommand(f"command {row.id} is not a valid start: {dict(args)!r:.200}")
+        raise MalformedCommand(f"command {command.id} is not a valid start: {dict(args)!r:.200}")
     event = Start(
-        _names(row, "start_from"), _scope(row), dry=args.get("dry") is True, fresh=args.get("no_cache") is True
+        _names(command, "start_from"), _scope(command), dry=args.get("dry") is True, fresh=args.get("no_cache") is True
     )
     return RunRequest(cast("int", code), cast("int", version), event, float(at), params, priority)
 
 
-def parse_run_event(row: CommandRow) -> Event:
+def parse_run_event(command: CommandRow) -> Event:
     """Return the event that a command requests for an existing run, such as pausing the run.
 
     Raises:
         MalformedCommand: The arguments are invalid, or the command is unknown.
     """
-    if row.type == "recover":
-        return Recover(_names(row, "start_from"))
-    if row.type == "rerun":
-        return Rerun(fresh=row.args.get("no_cache") is True)
-    if row.type in {"force_success", "force_start"}:
-        task = row.args.get("task")
+    if command.type == "recover":
+        return Recover(_names(command, "start_from"))
+    if command.type == "rerun":
+        return Rerun(fresh=command.args.get("no_cache") is True)
+    if command.type in {"force_success", "force_start"}:
+        task = command.args.get("task")
         if not isinstance(task, str):
-            raise MalformedCommand(f"command {row.id} names no task")
-        return ForceSuccess(task) if row.type == "force_success" else ForceStart(task)
-    made = _PLAIN.get(row.type)
+            raise MalformedCommand(f"command {command.id} names no task")
+        return ForceSuccess(task) if command.type == "force_success" else ForceStart(task)
+    made = _PLAIN.get(command.type)
     if made is None:
-        raise MalformedCommand(f"command {row.id} is {row.type!r:.40}, which this version does not know")
+        raise MalformedCommand(f"command {command.id} is {command.type!r:.40}, which this version does not know")
     return made()
 
 
@@ -171,18 +171,18 @@ def _is_time(value: object) -> bool:
     return is_number(value, 0) and value <= MAX_TIME_S
 
 
-def _names(row: CommandRow, field: str) -> tuple[str, ...]:
-    found = row.args.get(field) or []
+def _names(command: CommandRow, field: str) -> tuple[str, ...]:
+    found = command.args.get(field) or []
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise MalformedCommand(f"command {row.id}: {field} is not a list of names")
+        raise MalformedCommand(f"command {command.id}: {field} is not a list of names")
     return tuple(found)
 
 
-def _scope(row: CommandRow) -> Scope:
+def _scope(command: CommandRow) -> Scope:
     try:
-        return Scope(row.args.get("scope") or Scope.DOWNSTREAM)
+        return Scope(command.args.get("scope") or Scope.DOWNSTREAM)
     except ValueError:
-        raise MalformedCommand(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None
+        raise MalformedCommand(f"command {command.id}: scope is {command.args['scope']!r:.40}") from None
 
 
 #: Maximum number of characters of an error that are stored.

@@ -458,21 +458,21 @@ class WakeUps:
         #: There is more to do, and a command was written for it.
         self.goes_on = False
 
-    def is_done(self, row: CommandRow) -> bool:
+    def is_done(self, command: CommandRow) -> bool:
         """Return whether another command in this transaction has already done what this command requests."""
-        return row.id in self._done
+        return command.id in self._done
 
-    def apply_command(self, row: CommandRow) -> None:
+    def apply_command(self, command: CommandRow) -> None:
         """Wake the runs with tasks that wait for a workflow of which a run or task has ended. Continue a wake-up if one
         has begun.
 
         Raises:
             MalformedCommand: The command names no workflow.
         """
-        code, after = row.args.get("code"), row.args.get("after", 0)
+        code, after = command.args.get("code"), command.args.get("after", 0)
         if not isinstance(code, int) or not isinstance(after, int):
-            raise MalformedCommand(f"command {row.id} names no run to wake")
-        if not after and self._is_in_progress(code, row.id):
+            raise MalformedCommand(f"command {command.id} names no run to wake")
+        if not after and self._is_in_progress(code, command.id):
             self._wake_next(code, 0)  # after the rest of that round
             return
         found = related_runs.list_waiting_runs(self._connection, self._shard, code, after=after, limit=MAX_WOKEN)

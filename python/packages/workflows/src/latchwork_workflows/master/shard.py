@@ -329,7 +329,7 @@ class ShardLoop:
             self._guard.record_transaction_in_store(connection, self._marked)
             self._noted_at = self._clock.now()
 
-    def _find_lost_attempts(self, found: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
+    def _find_lost_attempts(self, snapshot: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
         """Return the running attempts whose claims were lost. The value is True if the worker died."""
         result: dict[SubmittedAttempt, bool] = {}
 
@@ -339,10 +339,10 @@ class ShardLoop:
                 result[attempt] = died
 
         def heard(attempt: SubmittedAttempt) -> None:
-            result[attempt] = not found.running[attempt.attempt_key].record.release_reason
+            result[attempt] = not snapshot.running[attempt.attempt_key].record.release_reason
 
-        asks = [(each, look) for each in find_missing_attempts(self._cache, found)]
-        asks += [(each, heard) for each in find_reclaimed_attempts(self._cache, found, self._claims)]
+        asks = [(each, look) for each in find_missing_attempts(self._cache, snapshot)]
+        asks += [(each, heard) for each in find_reclaimed_attempts(self._cache, snapshot, self._claims)]
         self._call_isolated_by_run((each.run_id, partial(ask, each)) for each, ask in asks)
         return {each: died for each, died in result.items() if each.run_id in self._cache.runs}
 
@@ -390,25 +390,27 @@ class ShardLoop:
         self._tools.on_database_answer(True)
         return has_commands or bool(self._concurrency) or self._is_due(now)
 
-    def _next_fires(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
+    def _next_fires(self, schedule: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
         """Return a schedule with its next fire time, as a list of one item.
 
         The list is empty if the schedule is invalid or never fires again.
         """
-        if row in self._broken:
+        if schedule in self._broken:
             return []
-        if not (ahead_s := row.get_seconds_ahead(now)):
-            self._ahead.discard(row.code)
-        elif row.code not in self._ahead:
-            self._ahead.add(row.code)
-            _log.warning("the schedule of %s.%s: %s", row.project, row.name, schedules.describe_clock_ahead(ahead_s))
+        if not (ahead_s := schedule.get_seconds_ahead(now)):
+            self._ahead.discard(schedule.code)
+        elif schedule.code not in self._ahead:
+            self._ahead.add(schedule.code)
+            _log.warning(
+                "the schedule of %s.%s: %s", schedule.project, schedule.name, schedules.describe_clock_ahead(ahead_s)
+            )
         try:
-            at = row.get_next_fire(now)
+            at = schedule.get_next_fire(now)
         except Exception as error:
-            _log.error("the schedule of %s.%s has no fire time: %s", row.project, row.name, reason(error))
-            self._broken.add(row)
+            _log.error("the schedule of %s.%s has no fire time: %s", schedule.project, schedule.name, reason(error))
+            self._broken.add(schedule)
             return []
-        return [] if at is None else [(row, at)]
+        return [] if at is None else [(schedule, at)]
 
     def _apply_committed(self, written: TurnResult) -> None:
         """Update the state in memory after a transaction was committed."""
@@ -495,20 +497,20 @@ class ShardLoop:
                 writing.finish_turn()
             self._apply_committed(writing.written)
 
-    def _send_items(self, made: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
+    def _send_items(self, items: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
         """Add items to the work queue.
 
         Returns:
             The attempts that are done, and the attempts that can never be queued, each with the reason.
         """
         try:
-            return self._dispatcher.put_items(made), {}
+            return self._dispatcher.put_items(items), {}
         except Exception as error:
             if not may_concern_one_run(error):
                 raise
         done: list[str] = []
         refused: dict[str, str] = {}
-        for each in made:
+        for each in items:
             try:
                 done += self._dispatcher.put_items([each])
             except Exception as error:

@@ -128,15 +128,15 @@ class StateCache:
             self.to_put.pop(x, None)
             self.running.pop(x, None)
 
-    def find_attempt(self, task: int, n: int) -> SubmittedAttempt | None:
+    def find_attempt(self, task_id: int, attempt_number: int) -> SubmittedAttempt | None:
         """Return the attempt with this task ID and number. None if it is not the newest attempt of a task in an active
         run.
         """
-        run_id, name = self._of_task.get(task, (0, ""))
+        run_id, name = self._of_task.get(task_id, (0, ""))
         stored = self.runs.get(run_id)
-        if stored is None or stored.known.tasks[name].n != n:
+        if stored is None or stored.known.tasks[name].n != attempt_number:
             return None
-        return SubmittedAttempt(run_id, name, task, n)
+        return SubmittedAttempt(run_id, name, task_id, attempt_number)
 
     def get_task_state(self, attempt: SubmittedAttempt) -> TaskState:
         """Return the current state of the task of an attempt."""

@@ -189,18 +189,18 @@ def _select_outputs(before: Iterable[str], outputs: Mapping[str, Mapping[str, An
     return found
 
 
-def _drop_large_outputs(run: RunContext, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _drop_large_outputs(run: RunContext, task: TaskSpec, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values without outputs that are too large for environment variables and that the task does not refer
     to.
     """
-    large = [name for name, value in found.items() if find_environment_value_problem(format_environment_value(value))]
+    large = [name for name, value in values.items() if find_environment_value_problem(format_environment_value(value))]
     if large:
         texts = iter_texts([run.definition.params, task.params, task.env, task.map])
         words = {word for text in texts for word in _WORD.findall(text)}
         for name in large:
             if get_variable_name(name) not in words:
-                del found[name]
-    return found
+                del values[name]
+    return values
 
 
 def _iter_predecessors(run: RunContext, task: TaskSpec) -> Iterator[str]:

@@ -65,16 +65,16 @@ async def find_attempt_async(context: ServiceContext, user: Identity, name: str)
     return await run_in_threadpool(find_attempt, context, user, name)
 
 
-def read_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: int = _PART) -> LogText:
+def read_log(context: ServiceContext, attempt: FoundAttempt, offset: int, limit: int = _PART) -> LogText:
     """Return a part of an attempt's log as text for display. Empty if there is no log yet.
 
     Raises:
         HttpProblem: 503 (unavailable) if this process has no access to logs.
     """
     try:
-        data, after, ended = _log_store(context).read(found.log_ref, offset, limit)
+        data, after, ended = _log_store(context).read(attempt.log_ref, offset, limit)
     except LogMissing:
-        return LogText(text="", offset=offset, next=offset, ended=found.attempt.ended_at is not None)
+        return LogText(text="", offset=offset, next=offset, ended=attempt.attempt.ended_at is not None)
     except OSError as error:
         raise HttpProblem(
             503, f"the log cannot be read now: {error.strerror or error}", headers={"Retry-After": "5"}
@@ -85,47 +85,47 @@ def read_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: i
         text=clean_text(data[:kept]),
         offset=after - kept,
         next=after,
-        ended=ended or (not data and found.attempt.ended_at is not None),
+        ended=ended or (not data and attempt.attempt.ended_at is not None),
     )
 
 
-def read_log_tail(context: ServiceContext, found: FoundAttempt, limit: int = _PART) -> LogText:
+def read_log_tail(context: ServiceContext, attempt: FoundAttempt, limit: int = _PART) -> LogText:
     """Return the last lines of an attempt's log."""
     try:
-        size = _log_store(context).size(found.log_ref)
+        size = _log_store(context).size(attempt.log_ref)
     except (LogMissing, OSError):
-        return read_log(context, found, 0, limit)
+        return read_log(context, attempt, 0, limit)
     start = max(0, size - limit)
-    part = read_log(context, found, start, limit)
+    part = read_log(context, attempt, start, limit)
     if not start or "\n" not in part.text:
         return part
     return part.model_copy(update={"text": part.text.partition("\n")[2]})
 
 
-def read_raw_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: int) -> LogPart:
+def read_raw_log(context: ServiceContext, attempt: FoundAttempt, offset: int, limit: int) -> LogPart:
     """Return a part of an attempt's log as the bytes that were written. Empty if there is no log yet.
 
     Raises:
         HttpProblem: 503 (unavailable) if this process has no access to logs.
     """
     try:
-        data, after, ended = _log_store(context).read(found.log_ref, offset, limit)
+        data, after, ended = _log_store(context).read(attempt.log_ref, offset, limit)
     except LogMissing:
         data, after, ended = b"", offset, False
     except OSError as error:
         why = error.strerror or error
-        raise HttpProblem(503, f"the log of attempt {found.attempt.id} cannot be read now: {why}") from None
-    return LogPart(data, after, ended or (not data and found.attempt.ended_at is not None))
+        raise HttpProblem(503, f"the log of attempt {attempt.attempt.id} cannot be read now: {why}") from None
+    return LogPart(data, after, ended or (not data and attempt.attempt.ended_at is not None))
 
 
-def download_log(context: ServiceContext, found: FoundAttempt) -> Iterator[bytes]:
+def download_log(context: ServiceContext, attempt: FoundAttempt) -> Iterator[bytes]:
     """Yield the whole log of an attempt in chunks, as the bytes that were written."""
     logs, offset = _log_store(context), 0
 
     def chunks(offset: int) -> Iterator[bytes]:
         while True:
             try:
-                data, offset, _ = logs.read(found.log_ref, offset, _PART * 4)
+                data, offset, _ = logs.read(attempt.log_ref, offset, _PART * 4)
             except (LogMissing, OSError):
                 return
             if not data:
@@ -136,7 +136,7 @@ def download_log(context: ServiceContext, found: FoundAttempt) -> Iterator[bytes
 
 
 async def follow_log(
-    context: ServiceContext, found: FoundAttempt, offset: int, is_closed: Callable[[], bool]
+    context: ServiceContext, attempt: FoundAttempt, offset: int, is_closed: Callable[[], bool]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the log of an attempt as server-sent events while the log grows.
 
@@ -144,7 +144,7 @@ async def follow_log(
 
     Args:
         context: The service context of this process.
-        found: The attempt.
+        attempt: The attempt.
         offset: The first offset in the log, in bytes.
         is_closed: Returns whether the client has disconnected.
     """
@@ -152,7 +152,7 @@ async def follow_log(
     yield b"retry: 3000\n\n"
     while not is_closed():
         # The end of the attempt is checked less often, and before the log is read, so that its last output is included.
-        part, is_over = await run_in_stream_thread(_read_new_text, context, found, offset, idle % _OVER_EACH == 0)
+        part, is_over = await run_in_stream_thread(_read_new_text, context, attempt, offset, idle % _OVER_EACH == 0)
         if part.text:
             idle, offset = 1, part.next
             yield f"id: {offset}\ndata: {json.dumps({'text': part.text, 'next': offset})}\n\n".encode()
@@ -166,21 +166,21 @@ async def follow_log(
         await anyio.sleep(_PERIOD_S)
 
 
-def _read_new_text(context: ServiceContext, found: FoundAttempt, offset: int, is_asked: bool) -> tuple[LogText, bool]:
+def _read_new_text(context: ServiceContext, attempt: FoundAttempt, offset: int, is_asked: bool) -> tuple[LogText, bool]:
     """Return the new text of a log, and whether the attempt has ended.
 
     The database decides whether it has ended, because the log of a dead worker is never marked as complete.
     """
     nothing = LogText(text="", offset=offset, next=offset, ended=False)
     try:
-        is_over = is_asked and _has_ended(context, found)
-        return read_log(context, found, offset), is_over
+        is_over = is_asked and _has_ended(context, attempt)
+        return read_log(context, attempt, offset), is_over
     except (HttpProblem, Unavailable):
         return nothing, False
 
 
-def _has_ended(context: ServiceContext, found: FoundAttempt) -> bool:
-    task, n, claim = (int(each) for each in found.attempt.id.split("."))
+def _has_ended(context: ServiceContext, attempt: FoundAttempt) -> bool:
+    task, n, claim = (int(each) for each in attempt.attempt.id.split("."))
     with context.database.read() as connection:
         now = run_queries.find_attempt(connection, task, n, claim)
     return now is None or now.ended_at is not None

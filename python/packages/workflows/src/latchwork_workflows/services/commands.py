@@ -34,15 +34,15 @@ def get_command(context: ServiceContext, user: Identity, command_id: int) -> Com
     return Command.from_row(row, run=row.run_id)
 
 
-def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
+def _find_target(connection: sa.Connection, command: sa.Row[Any]) -> sa.Row[Any] | None:
     """Return the row of the run, backfill or workflow that a command concerns. It includes the project.
 
     Returns:
         None if the target no longer exists.
     """
-    if row.run_id is not None:
-        return run_queries.find_run(connection, row.run_id)
-    args = row.args if isinstance(row.args, dict) else {}
+    if command.run_id is not None:
+        return run_queries.find_run(connection, command.run_id)
+    args = command.args if isinstance(command.args, dict) else {}
     backfill, code = args.get("backfill"), args.get("code")
     if isinstance(backfill, int):
         return backfills.find_backfill(connection, backfill)

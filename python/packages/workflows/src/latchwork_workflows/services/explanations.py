@@ -63,7 +63,12 @@ class _TaskData(NamedTuple):
 
 
 def explain_tasks(  # noqa: PLR0917 - one run, as it was read
-    context: ServiceContext, user: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
+    context: ServiceContext,
+    user: Identity,
+    row: Row,
+    definition: Definition,
+    tasks: Sequence[Row],
+    names: Iterable[str],
 ) -> dict[str, str]:
     """Return one sentence for each given task that explains its state, by task name.
 
@@ -71,20 +76,20 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
         context: The service context of this process.
         user: The requesting account. Holders of slots that it may not see are hidden.
         row: The row of the run.
-        body: The definition that the run was started with.
+        definition: The definition that the run was started with.
         tasks: Tasks of the run. Elements of map tasks are only needed if they are in ``names``.
         names: Names of the tasks to explain.
     """
-    wanted, known = set(names), {each.name for each in body.tasks}
+    wanted, known = set(names), {each.name for each in definition.tasks}
     asked = [each for each in tasks if each.name in wanted and get_map_name(each.name) in known]
     others = {each.name: TaskState(each.state) for each in tasks}
-    read = _read_data(context, user, row, body, tasks, asked)
+    read = _read_data(context, user, row, definition, tasks, asked)
     workers, now = context.list_workers(), time.time()
     ahead = _find_queue_positions(context, row, asked) if workers else {}
     cancelled = _get_cancel_times(context, row, asked)
     found = {}
     for task in asked:
-        spec = body.task(get_map_name(task.name))
+        spec = definition.task(get_map_name(task.name))
         ended = read.last.get(task.id, attempts.LastOutcome(""))
         claim = read.workers.get((task.id, task.n))
         around = TaskFacts(
@@ -97,7 +102,7 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
             read.owner,
             group_workers=None
             if workers is None
-            else _group_workers(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
+            else _group_workers(workers, spec.worker_group or definition.worker_group, spec.type, definition.tenant),
             sizes=read.sizes,
             full_pools=[read.full[each] for each in _get_pools_of_task(task) if each in read.full],
             master_task=read.master_tasks.get(task.name),
@@ -111,12 +116,17 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
             ahead=ahead.get(task.id),
             cancel_sent_at=cancelled.get(format_attempt_key(task.id, task.n)),
         )
-        found[task.name] = explain_task(task.name, around, body, now)
+        found[task.name] = explain_task(task.name, around, definition, now)
     return found
 
 
 def _read_data(  # noqa: PLR0917 - one caller
-    context: ServiceContext, user: Identity, row: Row, body: Definition, tasks: Sequence[Row], asked: Sequence[Row]
+    context: ServiceContext,
+    user: Identity,
+    row: Row,
+    definition: Definition,
+    tasks: Sequence[Row],
+    asked: Sequence[Row],
 ) -> _TaskData:
     names = {name for each in asked for name in _get_pools_of_task(each)}
     taken = context.get_slot_holders() if names else None
@@ -125,7 +135,7 @@ def _read_data(  # noqa: PLR0917 - one caller
         sizes = {each.name: each.size for each in pools.list_pools(connection)}
         return _TaskData(
             owner or "",
-            load_master_tasks(connection, row, body, tasks, [each.name for each in asked]),
+            load_master_tasks(connection, row, definition, tasks, [each.name for each in asked]),
             sizes,
             attempts.load_last_outcomes(connection, [each.id for each in asked]),
             workers.load_newest_claims(
@@ -134,7 +144,7 @@ def _read_data(  # noqa: PLR0917 - one caller
             {}
             if taken is None
             else _find_full_pools(connection, user, sizes, {each: taken.get(each, ()) for each in names}),
-            find_failed_upstream_tasks(body, {each.name: TaskState(each.state) for each in tasks}),
+            find_failed_upstream_tasks(definition, {each.name: TaskState(each.state) for each in tasks}),
         )
 
 
@@ -271,19 +281,19 @@ def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explana
 
 
 def load_master_tasks(
-    connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
+    connection: sa.Connection, row: Row, definition: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, MasterTaskFacts]:
     """Return the details of the tasks that a master runs itself, such as sub-processes, by task name.
 
     Args:
         connection: A transaction.
         row: The row of the run.
-        body: The definition that the run was started with.
+        definition: The definition that the run was started with.
         tasks: Tasks of the run. Elements of map tasks may be left out.
         names: Names of the tasks to return.
     """
     asked = set(names)
-    specs = {each.name: each for each in body.tasks}
+    specs = {each.name: each for each in definition.tasks}
     mine = [each for each in tasks if each.name in asked and get_map_name(each.name) in specs]
     chosen = [each for each in mine if _kind(specs[get_map_name(each.name)], each.name)]
     children = {
@@ -296,7 +306,7 @@ def load_master_tasks(
         kind = _kind(spec, task.name)
         elements = related_runs.get_element_states(connection, row.id, task.round, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
-        others = load_dependency_states(connection, row, body, spec) if is_waiting else []
+        others = load_dependency_states(connection, row, definition, spec) if is_waiting else []
         found[task.name] = MasterTaskFacts(kind, children.get(task.id), others, elements, task.until)
     return found
 
@@ -308,7 +318,7 @@ def _kind(spec: TaskSpec, name: str) -> str:
 
 
 def load_dependency_states(
-    connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec
+    connection: sa.Connection, row: Row, definition: Definition, spec: TaskSpec
 ) -> list[tuple[RunSucceeded, bool | None]]:
     """Return the workflows that a ``dependent`` task waits for, each with the state of the dependency.
 
@@ -317,17 +327,19 @@ def load_dependency_states(
     Args:
         connection: A transaction.
         row: The row of the run.
-        body: The definition that the run was started with.
+        definition: The definition that the run was started with.
         spec: The task.
     """
     try:
         condition = DependentParams.model_validate(spec.params).on.condition()
     except ValidationError:
         return []
-    scheduled_at = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
+    scheduled_at = datetime.fromtimestamp(
+        row.schedule_time, ZoneInfo(definition.schedule.tz if definition.schedule else "UTC")
+    )
     without = [row.id, *related_runs.list_ancestors(connection, row.parent_task)]
     return [
-        (each, _is_fulfilled(connection, body.project, each, scheduled_at, without))
+        (each, _is_fulfilled(connection, definition.project, each, scheduled_at, without))
         for each in dict.fromkeys(iter_leaves(condition))
         if not isinstance(each, TaskEnded)
     ]

@@ -223,7 +223,7 @@ def send_start(
     connection: sa.Connection,
     kind: CommandType,
     row: Row,
-    body: Definition,
+    definition: Definition,
     args: Mapping[str, Any],
     *,
     unique_key: str | None,
@@ -235,7 +235,7 @@ def send_start(
         connection: A transaction.
         kind: The type of the command: a start or a backfill.
         row: The row of the workflow.
-        body: The newest definition of the workflow.
+        definition: The newest definition of the workflow.
         args: The arguments of the command.
         unique_key: Idempotency key: repeating it with the same command changes nothing.
         by: The requesting account.
@@ -243,14 +243,16 @@ def send_start(
         WrongState: The workflow is offline, and no earlier command has this key.
         KeyReused: The key was used before, for another command.
     """
-    if not row.online and not is_unique_key_used(connection, body.project, unique_key):
-        raise WrongState(f"{body.key} is offline; set it online to start it")
+    if not row.online and not is_unique_key_used(connection, definition.project, unique_key):
+        raise WrongState(f"{definition.key} is offline; set it online to start it")
     shard = choose_random_shard(connection)
-    return send_command(connection, kind, shard_id=shard, args=args, project=body.project, unique_key=unique_key, by=by)
+    return send_command(
+        connection, kind, shard_id=shard, args=args, project=definition.project, unique_key=unique_key, by=by
+    )
 
 
 def check_start(
-    body: Definition,
+    definition: Definition,
     params: Mapping[str, Any],
     *,
     priority: str | None = None,
@@ -263,9 +265,12 @@ def check_start(
         HttpProblem: 422 (invalid). The problem names each invalid field.
     """
     problems = [
-        (f"params.{each}", f"{body.key} has no parameter {each!r}; it has {', '.join(body.params) or 'none'}")
+        (
+            f"params.{each}",
+            f"{definition.key} has no parameter {each!r}; it has {', '.join(definition.params) or 'none'}",
+        )
         for each in params
-        if each not in body.params
+        if each not in definition.params
     ]
     wrong = list(find_storage_problems(params, "params"))
     problems += wrong
@@ -279,9 +284,9 @@ def check_start(
     if schedule_time is not None and not (is_number(schedule_time, 0) and schedule_time <= MAX_TIME_S):
         what = f"{schedule_time!r:.40} is not a valid time; give seconds since 1970, at most {MAX_TIME_S:.0f}"
         problems.append(("schedule_time", what))
-    known = {each.name for each in body.tasks}
+    known = {each.name for each in definition.tasks}
     problems += [
-        (f"start_from[{place}]", f"{body.key} has no task {each!r}")
+        (f"start_from[{place}]", f"{definition.key} has no task {each!r}")
         for place, each in enumerate(start_from)
         if each not in known
     ]
@@ -341,7 +346,7 @@ def send_run_command(  # noqa: PLR0917 - one caller for each kind
     context: ServiceContext,
     user: Identity,
     row: Row,
-    kind: CommandType,
+    command_type: CommandType,
     event: Event,
     args: dict[str, Any],
     unique_key: str | None,
@@ -352,12 +357,12 @@ def send_run_command(  # noqa: PLR0917 - one caller for each kind
         HttpProblem: 409 (conflict) with the actions that the state of the run allows.
     """
     with context.database.write() as connection:
-        is_restarted = kind is CommandType.STOP and has_restart_command(connection, row.id)
+        is_restarted = command_type is CommandType.STOP and has_restart_command(connection, row.id)
         if not is_unique_key_used(connection, row.project, unique_key) and not is_restarted:
-            _check_state(connection, row, kind, event)
+            _check_state(connection, row, command_type, event)
         asked = send_command(
             connection,
-            kind,
+            command_type,
             shard_id=row.shard,
             run_id=row.id,
             args=args,
@@ -368,7 +373,7 @@ def send_run_command(  # noqa: PLR0917 - one caller for each kind
         if asked.is_new:
             record_event(
                 connection,
-                kind.value.replace("_", " "),
+                command_type.value.replace("_", " "),
                 by=user.name,
                 project=row.project,
                 run_id=row.id,
@@ -387,7 +392,7 @@ def to_command_sent(context: ServiceContext, command: SentCommand) -> CommandSen
     return CommandSent(command=command.id, is_new=command.is_new, run=None if row is None else row.run_id)
 
 
-def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:
+def _check_state(connection: sa.Connection, row: Row, command_type: CommandType, event: Event) -> None:
     """Check that the state of the run allows a command. Nothing is written.
 
     The master checks this again when it executes the command.
@@ -399,7 +404,7 @@ def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: 
     if stored is None:
         raise HttpProblem(404, f"there is no run {row.id}")
     try:
-        related_runs.check_command_to_child(connection, row.id, stored.parent, kind.value)
+        related_runs.check_command_to_child(connection, row.id, stored.parent, command_type.value)
         advance(_plan(connection, row), stored.known, [event], time.time())
     except WrongState as error:
         raise HttpProblem(

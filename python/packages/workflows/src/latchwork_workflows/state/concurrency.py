@@ -91,11 +91,11 @@ def decide_start(
     return StartVerdict(StartDecision.WAIT, stop, there[0])
 
 
-def _select_runs_to_stop(there: Sequence[ActiveRun], limit: int, above: Collection[int]) -> tuple[ActiveRun, ...]:
+def _select_runs_to_stop(other_runs: Sequence[ActiveRun], limit: int, above: Collection[int]) -> tuple[ActiveRun, ...]:
     """Return the runs to stop for a new run: all waiting ones, and the oldest active ones that exceed the limit."""
-    ending = sum(each.state is RunState.READY_STOP for each in there)
-    go = [each for each in there if each.state in GOING and each.state is not RunState.READY_STOP]
+    ending = sum(each.state is RunState.READY_STOP for each in other_runs)
+    go = [each for each in other_runs if each.state in GOING and each.state is not RunState.READY_STOP]
     too_many = max(0, len(go) - (limit - 1)) if ending + len(go) >= limit else 0
     ends = {each.id for each in go if each.id not in above}
     ended = {each.id for each in [each for each in go if each.id in ends][:too_many]}
-    return tuple(each for each in there if each.id in ended or each.state is RunState.SERIAL_WAIT)
+    return tuple(each for each in other_runs if each.id in ended or each.state is RunState.SERIAL_WAIT)

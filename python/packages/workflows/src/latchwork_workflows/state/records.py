@@ -354,9 +354,9 @@ class WorkflowRun:
             times.append(self.warn_at)
         return min(times, default=None)
 
-    def get_changed_tasks(self, before: WorkflowRun) -> Mapping[str, TaskRun]:
+    def get_changed_tasks(self, earlier: WorkflowRun) -> Mapping[str, TaskRun]:
         """Return the tasks that have changed since an earlier state of the run, by name."""
-        return {name: task for name, task in self.tasks.items() if before.tasks.get(name) != task}
+        return {name: task for name, task in self.tasks.items() if earlier.tasks.get(name) != task}
 
     @property
     def tasks_to_withdraw(self) -> tuple[str, ...]:

@@ -45,17 +45,17 @@ class Role(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def from_label(cls, word: str) -> Role:
+    def from_label(cls, label: str) -> Role:
         """Return the role with this name.
 
         Raises:
             ValueError: There is no such role.
         """
         try:
-            return cls[word.upper()]
+            return cls[label.upper()]
         except KeyError:
             known = ", ".join(each.label for each in cls)
-            raise ValueError(f"there is no role {word[:40]!r}; there are {known}") from None
+            raise ValueError(f"there is no role {label[:40]!r}; there are {known}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,12 +356,12 @@ class AttemptPreparer:
             )
 
 
-def _resolve_connection(params: Mapping[str, Any], known: _TaskValues) -> dict[str, Any]:
+def _resolve_connection(params: Mapping[str, Any], task_values: _TaskValues) -> dict[str, Any]:
     """Return the parameters of a task in which the name of a stored connection is replaced by its URL and password."""
     name = params.get("connection")
     if not isinstance(name, str) or "://" in name:
         return dict(params)
-    url, password = known.get_url_and_password(name)
+    url, password = task_values.get_url_and_password(name)
     return {**params, "connection": url, "password": params.get("password") or password}
 
 
