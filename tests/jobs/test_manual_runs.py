@@ -171,10 +171,10 @@ def test_a_run_that_was_called_off_never_begins(memory, claimed):
     request = Control(memory).run_now("report")
     memory.put("owners/o1", b"{}")
     asked = ManualRuns(memory, "n1")  # it follows nothing: a node that has not yet seen that it was called off
-    owed = asked.prepare_run(request, {"a": HeldItem(1, "o1")}) if claimed else None
+    owed = asked.find_remaining_run(request, {"a": HeldItem(1, "o1")}) if claimed else None
     delete_request(memory, request)
     with pytest.raises(LatchworkError):
-        (owed or asked.prepare_run(request, {"a": HeldItem(1, "o1")})).record_start()
+        (owed or asked.find_remaining_run(request, {"a": HeldItem(1, "o1")})).record_start()
     assert memory.list("asked", recursive=True) == []
 
 

@@ -162,7 +162,7 @@ KINDS = {
     "permits": Kind(
         "primitives.numbers.rate_limiter",
         Permits(3, 1.0, 0.5, 9).to_bytes(),
-        lambda value: Permits.from_entry(at(value)).with_more(1),
+        lambda value: Permits.from_entry(at(value)).after_issuing(1),
     ),
     "member": Kind("jobs.stored.nodes", MEMBER.to_bytes(), lambda value: NodeRecord.decode("n1", value).to_bytes()),
     "mark": Kind("jobs.stored.nodes", MARK.to_bytes(), lambda value: decode_maintenance_record("n1", value)),

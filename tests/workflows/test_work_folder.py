@@ -91,12 +91,12 @@ def unpacked(bundle, tmp_path):
     """The folder of a bundle that another process unpacked, and the log store that has it."""
     logs = open_logs(tmp_path / "logs")
     logs.put_file(bundle.file_name, bundle.data)
-    return BundleCache(tmp_path / "bundles").path(bundle.sha256, logs), logs
+    return BundleCache(tmp_path / "bundles").get_folder(bundle.sha256, logs), logs
 
 
 def again(unpacked, bundle):
     folder, logs = unpacked
-    found = BundleCache(folder.parent).path(bundle.sha256, logs)
+    found = BundleCache(folder.parent).get_folder(bundle.sha256, logs)
     assert sorted(each.name for each in found.iterdir()) == ["data.txt", "honest.py"]
     return (found / "honest.py").read_text()
 

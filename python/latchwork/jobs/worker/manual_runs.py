@@ -115,12 +115,12 @@ class ManualRuns:
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
-    def prepare_run(self, request: RunRequest, locks: Mapping[str, HeldItem]) -> ManualRun | None:
-        """Return the manual run that is still needed for a request on this node. Return None if no item is left to run.
+    def find_remaining_run(self, request: RunRequest, locks: Mapping[str, HeldItem]) -> ManualRun | None:
+        """Return a run of those requested items that have not run yet, or None if there are none.
 
         Args:
             request: The request.
-            locks: Locks of the items that the node may run.
+            locks: Locks of the items that this node may run.
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
@@ -190,7 +190,7 @@ class PendingManualRuns:
         """
         for request in self._manual.find_requests(self._job, self._items):
             if request.id not in self._settled:
-                pending = self._manual.prepare_run(request, self._holds)
+                pending = self._manual.find_remaining_run(request, self._holds)
                 if pending is not None:
                     return pending
                 self._settled.add(request.id)

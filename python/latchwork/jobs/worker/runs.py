@@ -443,7 +443,7 @@ class JobRun:
 
 
 def compute_stop_margin_s(lock_ttl_s: float, disconnect_grace_s: float | None) -> float:
-    """Return the remaining lock time, in seconds, at which runs are asked to stop.
+    """Return how many seconds before its locks expire a run is asked to stop.
 
     Args:
         lock_ttl_s: Seconds that locks last after the last confirmed renewal.

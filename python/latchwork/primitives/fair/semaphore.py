@@ -74,7 +74,7 @@ class Semaphore(SessionLock):
 
     @driven
     async def size(self) -> int | None:
-        """Return the stored number of leases. None before the first use."""
+        """Return how many leases the semaphore has, free or held. None if it was never used."""
         entry = await ask(self._store.get, self._size_key)
         return _read_size(entry) if entry is not None else None
 

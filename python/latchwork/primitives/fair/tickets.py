@@ -276,7 +276,7 @@ class TicketQueue:
         self.mark_abandoned(nonce)
         if session.remaining_s() > 0.0:
             with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
-                LateTicketRemover.for_store(self.store).remove_when_it_appears(self._name, nonce, session)
+                LateTicketRemover.get_for_store(self.store).remove_when_it_appears(self._name, nonce, session)
 
     async def find_tickets_ahead(self, position: QueuePosition, blocks: Blocks = any_ticket_blocks) -> list[str]:
         """Return the keys of the tickets ahead of ours that we must wait for, the nearest one last.
@@ -481,7 +481,7 @@ class LateTicketRemover:
         self._expected: dict[str, dict[str, _ExpectedTicket]] = {}
 
     @classmethod
-    def for_store(cls, store: Store) -> LateTicketRemover:
+    def get_for_store(cls, store: Store) -> LateTicketRemover:
         """Return the object that all queues of a store share."""
         return store.shared("late tickets", cls)
 

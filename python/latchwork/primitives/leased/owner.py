@@ -86,10 +86,7 @@ class LockOwner(Renewer):
 
     @property
     def session(self) -> Session | None:
-        """The session to which the owner's alive key is bound, or None.
-
-        Without a session, other clients treat the owner as alive as long as it rewrites its record.
-        """
+        """The session that keeps the owner alive. None if renewals of its record do."""
         return self._session
 
     def remaining_s(self) -> float:
@@ -122,7 +119,7 @@ class LockOwner(Renewer):
         return self._has_alive_key and session is not None and session.remaining_s() > 0.0
 
     def follow_session(self, on_end: Callable[[], None]) -> None:
-        """When the session ends, renew the owner with its next step.
+        """Listen for the end of the session. Afterwards the owner is renewed by rewriting its record.
 
         Args:
             on_end: Called when the session ends. It must not block.

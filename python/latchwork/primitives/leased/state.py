@@ -65,8 +65,10 @@ class KeeperState:
     # Owners
 
     def begin_owner_use(self, call_id: object) -> tuple[LockOwner | None, int]:
-        """Return the current owner, so that it does not end while the caller uses it.
+        """Return the current owner, which is kept until the call has recorded its results.
 
+        Args:
+            call_id: Identifies the call that uses the owner.
         Returns:
             The owner, or None if there is no valid one, and the version to pass to ``wait_for_change``.
         """

@@ -71,7 +71,7 @@ class Permits(Record, frozen=True):
         """Return whether another state has the same limit, interval and slack."""
         return replace(self, given=0) == replace(other, given=0)
 
-    def with_more(self, count: int) -> Permits:
+    def after_issuing(self, count: int) -> Permits:
         """Return the state after ``count`` more permits were issued."""
         return replace(self, given=self.given + count)
 
@@ -299,7 +299,7 @@ class RateLimiter(Closable):
                 return wait_s
             sent_at = clock.now()
             try:
-                put = Put(self._key, permits.with_more(count).to_bytes())
+                put = Put(self._key, permits.after_issuing(count).to_bytes())
                 done = await ask(self._store.commit, [At(entry)], [put, *ops])
             except Conflict:
                 continue

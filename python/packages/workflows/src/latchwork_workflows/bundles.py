@@ -115,7 +115,7 @@ class BundleCache:
         self._verified: set[str] = set()
         self._mutex = threading.Lock()
 
-    def path(self, sha256: str, logs: LogStore) -> Path:
+    def get_folder(self, sha256: str, logs: LogStore) -> Path:
         """Return the local folder with the files of a bundle. The bundle is fetched unless an intact copy exists.
 
         Args:

@@ -46,7 +46,7 @@ SEND_FUNCTIONS: Mapping[str, Send] = {"smtp": mail.send, "webhook": webhook.send
 
 
 class AlertSender:
-    """Sends due deliveries until stopped: ``Sender(database, secrets, token=fence.token).run()``.
+    """Sends due deliveries until stopped: ``AlertSender(database, secrets, token=fence.token).run()``.
 
     Args:
         database: Database with the alerts.

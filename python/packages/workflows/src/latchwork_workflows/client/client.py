@@ -70,8 +70,8 @@ class WorkflowClient:
     def local(cls, home: Home | Path | str | None = None, *, by: str | None = None) -> Self:
         """Return a client for a database on this machine, without a server.
 
-        The API runs in this process with the rights of an administrator. If the store cannot be reached, the client
-        still works: masters find its commands within some seconds, but workers are not shown.
+        The API runs in this process with the rights of an administrator. If the store cannot be reached, masters
+        execute the commands of the client some seconds later, and the list of workers is empty.
 
         Args:
             home: The locations of database, store and logs: a ``Home`` or a folder. None: the default home.

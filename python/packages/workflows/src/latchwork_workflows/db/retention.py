@@ -132,7 +132,7 @@ def trim_history(connection: sa.Connection, shard_id: int, ids: Sequence[int], b
         ids: The IDs of the runs.
         before: Change only runs that ended before this time, in seconds since the epoch.
     """
-    old = _lock_old_runs(connection, shard_id, ids, before)
+    old = _lock_shard_of_old_runs(connection, shard_id, ids, before)
     if not old:
         return 0
     old_events = sa.select(event.c.id).where(event.c.run_id.in_(old), event.c.by == "").limit(ROWS)
@@ -153,7 +153,7 @@ def delete_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], be
     Returns:
         The IDs of the deleted runs.
     """
-    old = _lock_old_runs(connection, shard_id, ids, before)
+    old = _lock_shard_of_old_runs(connection, shard_id, ids, before)
     if not old:
         return []
     rows = connection.execute(sa.select(workflow_run.c.id, workflow_run.c.code).where(workflow_run.c.id.in_(old))).all()
@@ -163,7 +163,7 @@ def delete_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], be
     return old
 
 
-def _lock_old_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
+def _lock_shard_of_old_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
     """Lock the row of a shard against its master, and return the given runs that ended before a time."""
     connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))
     chosen = sa.select(workflow_run.c.id).where(workflow_run.c.id.in_(ids), workflow_run.c.shard == shard_id)

@@ -30,7 +30,7 @@ def list_projects(connection: sa.Connection) -> list[str]:
 def get_workflow_names(
     connection: sa.Connection, projects: Collection[str] | None, project: str = ""
 ) -> dict[int, str]:
-    """Return ``project.name`` of workflows, by workflow code.
+    """Return the full name ``project.name`` of each workflow, by workflow code.
 
     Args:
         connection: A transaction.

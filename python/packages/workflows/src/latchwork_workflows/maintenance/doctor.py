@@ -227,7 +227,7 @@ def _leftover_findings(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 class Doctor:
-    """Checks a database and its store: ``Doctor(database, store).look()``. Thread-safe.
+    """Checks a database and its store: ``Doctor(database, store).check()``. Thread-safe.
 
     Args:
         database: Database of the workflows.

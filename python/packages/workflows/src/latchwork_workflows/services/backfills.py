@@ -60,7 +60,7 @@ def request_backfill(
             details = {"workflow": name, "command": asked.id, "runs": len(wanted)}
             record_event(connection, "backfill", by=user.name, project=project, details=details)
             for each in _dependent_workflows(connection, user, body.key, request.dependents):
-                _request_dependent(connection, user, each, request, dates, asked)
+                _request_dependent_backfill(connection, user, each, request, dates, asked)
     context.notify_master(asked.shard)
     return to_command_sent(context, asked)
 
@@ -114,34 +114,34 @@ def _check_operator(user: Identity, project: str) -> None:
     )
 
 
-def _request_dependent(  # noqa: PLR0917 - one caller
+def _request_dependent_backfill(  # noqa: PLR0917 - one caller
     connection: sa.Connection,
     user: Identity,
-    each: DependentWorkflow,
+    workflow: DependentWorkflow,
     request: BackfillRequest,
     dates: DateRange | Sequence[date],
     first: SentCommand,
 ) -> None:
-    """Request the backfill of a dependent workflow, to be created in the same shard after ``first``.
+    """Request the backfill of a workflow that waits for the requested one.
 
-    If it were created earlier, it would find older runs of the workflow that it waits for.
+    It is created in the same shard after the requested one. Otherwise it could find older runs of that workflow.
 
     Args:
         connection: A transaction.
         user: The requesting account.
-        each: The dependent workflow.
+        workflow: The dependent workflow.
         request: The request of the user.
         dates: The dates of the request.
         first: The command that creates the backfill of the requested workflow.
     """
     try:
-        times = list_schedule_times(dates, each.definition.schedule, time.time())
+        times = list_schedule_times(dates, workflow.definition.schedule, time.time())
     except ValueError:
         return  # its schedule fires on none of these dates
-    args = {**_build_command_args(request, each, times), "params": {}, "priority": None, "cause": first.id}
+    args = {**_build_command_args(request, workflow, times), "params": {}, "priority": None, "cause": first.id}
     asked = send_command(connection, CommandType.BACKFILL, shard_id=first.shard, args=args, by=user.name)
-    details = {"workflow": each.definition.name, "command": asked.id, "runs": len(times), "cause": first.id}
-    record_event(connection, "backfill", by=user.name, project=each.definition.project, details=details)
+    details = {"workflow": workflow.definition.name, "command": asked.id, "runs": len(times), "cause": first.id}
+    record_event(connection, "backfill", by=user.name, project=workflow.definition.project, details=details)
 
 
 def _build_command_args(

@@ -306,7 +306,7 @@ def load_master_tasks(
         kind = _kind(spec, task.name)
         elements = related_runs.get_element_states(connection, row.id, task.round, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
-        others = load_dependency_states(connection, row, definition, spec) if is_waiting else []
+        others = evaluate_dependencies(connection, row, definition, spec) if is_waiting else []
         found[task.name] = MasterTaskFacts(kind, children.get(task.id), others, elements, task.until)
     return found
 
@@ -317,12 +317,13 @@ def _kind(spec: TaskSpec, name: str) -> str:
     return spec.type if spec.type in _LOGICAL else ""
 
 
-def load_dependency_states(
+def evaluate_dependencies(
     connection: sa.Connection, row: Row, definition: Definition, spec: TaskSpec
 ) -> list[tuple[RunSucceeded, bool | None]]:
-    """Return the workflows that a ``dependent`` task waits for, each with the state of the dependency.
+    """Return the conditions of a ``dependent`` task, each with its current value.
 
-    The state is True if a run has succeeded in time, False if it has failed, and None if this is not decided yet.
+    A condition names a workflow whose runs must succeed. Its value is True if they have, False if one has failed, and
+    None if this is not known yet.
 
     Args:
         connection: A transaction.

@@ -165,7 +165,7 @@ def list_awaited_runs(
     if spec is None or spec.type != "dependent":
         return []
     with context.database.read() as connection:
-        found = explanations.load_dependency_states(connection, row, definition, spec)
+        found = explanations.evaluate_dependencies(connection, row, definition, spec)
     shown = [
         AwaitedRun(workflow=qualify_name(each.workflow), task=each.task, window=each.window, there=there)
         for each, there in found

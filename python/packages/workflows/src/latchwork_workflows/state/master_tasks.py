@@ -186,7 +186,7 @@ def _states_of_elements(editor: RunEditor, name: str) -> set[TaskState]:
 
 
 def request_cleanup(editor: RunEditor, name: str) -> None:
-    """Request the deletion of what was stored for a task that the master runs itself."""
+    """Request that the records of what a ``dependent`` task waits for are deleted. Does nothing for other tasks."""
     if editor.plan.get_kind(name) == "dependent":
         editor.request_call("forget", name)
 

@@ -56,7 +56,16 @@ def set_pool(  # noqa: PLR0917 - one for each field of the form
     admission: _Word = "suspend",
     back: _Word = "",
 ) -> Response:
-    """Create or change a pool."""
+    """Create or change a pool.
+
+    Args:
+        request: The request to answer.
+        user: The user.
+        name: The name of the pool.
+        size: The maximum number of its tasks that run at a time.
+        admission: How a run starts while the pool is full.
+        back: ``one`` to return to the page of the pool, otherwise to the list of pools.
+    """
 
     def change(context: ServiceContext) -> None:
         pools.set_pool(context, user, name=name.strip(), size=parse_integer("size", size), admission=admission)

@@ -307,7 +307,7 @@ class AttemptPreparer:
         _check_variables(task_env, "variable")
         params = kind.params.model_validate(filled)
         bundle = getattr(params, "bundle", None)
-        path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
+        path = None if bundle is None else str(self._bundles.get_folder(bundle, self._logs))
         self._make(folder, user)
         run = RunInfo(
             spec.head.run_id,

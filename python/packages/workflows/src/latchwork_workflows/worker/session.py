@@ -223,7 +223,7 @@ class WorkflowHooks(WorkerHooks):
         return Done(ops=tuple(ops))
 
     def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
-        """Return the writes that delete the running key of an attempt and free its pool slots."""
+        """Return the writes after which an attempt no longer counts as running and its pool slots are free."""
         try:
             named = ItemName.parse(claim.item.id)
         except InvalidKey:
