@@ -64,6 +64,31 @@ def put(store, value):
         return None
 
 
+def test_a_link_on_which_connecting_takes_longer_than_a_call_is_used_again_after_it_was_cut(
+    postgresql, proxied, root, opened, sql
+):
+    """A connection takes seven trips, and a read two. Were attempts given up with their calls, none would succeed."""
+    proxy, url = proxied(postgresql, root, call_timeout_s=1, connect_timeout_s=10)
+    store = opened(url)
+    store.put("k", b"1")
+    with store.watch("k") as watch:
+        watch.next(5.0)
+        proxy.delay(0.2, "answers")
+        proxy.cut()
+        assert eventually(lambda: value_of(store, "k"), 30.0) == b"1"
+        assert eventually(lambda: put(store, b"2"), 20.0)
+        assert [change.entry.value for change in watch.next(20.0)] == [b"2"]
+        assert value_of(store, "k") == b"2"
+
+
+def value_of(store, key):
+    """The value of a key; None if it could not be read in time."""
+    try:
+        return store.get(key).value
+    except LatchworkError:
+        return None
+
+
 def test_a_server_that_becomes_read_only_refuses_writes_and_serves_what_is_connected(own, opened, sql):
     store, other = opened(own.url("app", call_timeout_s=1)), opened(own.url("app", call_timeout_s=1))
     store.put("k", b"1")

@@ -220,7 +220,7 @@ class PostgresBackend(Backend):
         self._timer.close()
         for queue in (self._writes, self._reads):
             queue.close(deadline)
-        self._hub.close()
+        self._hub.close(deadline)
 
     # Private.
 

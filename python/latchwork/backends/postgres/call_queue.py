@@ -15,14 +15,13 @@ from latchwork.backends.futures import LightFuture, reject
 from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.connection import Connector, PostgresConnection
 from latchwork.backends.postgres.errors import ConnectionBroken
+from latchwork.backends.postgres.opener import ConnectionOpener, retry_until
 from latchwork.backends.postgres.schema import Schema
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, ConnectFailed, LatchworkError
 
 _log = logging.getLogger(__name__)
-
-RETRY_S = 0.05
 
 
 class StoreConnector:
@@ -64,40 +63,39 @@ class StoreConnector:
         """
         limit_s = self._url.connect_timeout_s
         try:
-            return self.open(self.clock.now() + limit_s)
+            return retry_until(self.clock.now() + limit_s, self._connect, self.clock, self.closing, self.server_name)
         except ConnectionBroken as error:
             raise ConnectFailed(
                 f"{self.server_name} did not answer within {limit_s:g} s ({error}); check that it runs and takes "
                 "writes, and the host, the port and the TLS options (sslmode, tls_ca, tls_cert, tls_key)"
             ) from error
 
-    def open(self, deadline: float) -> PostgresConnection:
-        """Open a connection. Retry until the deadline.
+    def create_opener(self, name: str) -> ConnectionOpener:
+        """Return an object that opens further connections, for one thread at a time.
 
-        Raises:
-            ConnectionBroken: No connection could be opened in time.
-            Closed: The store was closed.
-            LatchworkError: The server refused the account or the schema.
+        Args:
+            name: The name of the thread that uses the connections.
         """
-        reason: Exception | None = None
-        while True:
-            connection = None
-            try:
-                connection = self._connector.open(deadline)
-                self.root = self.schema.prepare_connection(connection, self._url.root, self.server_name, deadline)
-                return connection
-            except ConnectionBroken as error:
-                if connection is not None:
-                    connection.close()
-                reason = errors.prefer_informative(reason, error)
-                if self.clock.now() + RETRY_S >= deadline:
-                    raise reason from None
-            except BaseException:
-                if connection is not None:
-                    connection.close()
-                raise
-            if self.clock.wait(self.closing, RETRY_S):
-                raise Closed(f"the store on {self.server_name} was closed; connect again")
+        limit_s = self._url.connect_timeout_s
+        return ConnectionOpener(
+            self._connect,
+            self.clock,
+            self.closing,
+            server_name=self.server_name,
+            name=f"{name}-connect",
+            first_limit_s=min(self.call_timeout_s / 2, limit_s),
+            limit_s=limit_s,
+        )
+
+    def _connect(self, deadline: float) -> PostgresConnection:
+        """Open a connection and prepare it for the root of this store."""
+        connection = self._connector.open(deadline)
+        try:
+            self.root = self.schema.prepare_connection(connection, self._url.root, self.server_name, deadline)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 class PostgresCall:
@@ -131,6 +129,7 @@ class CallQueue(ABC):
 
     def __init__(self, connector: StoreConnector, name: str, connection: PostgresConnection | None = None) -> None:
         self._connector = connector
+        self._opener = connector.create_opener(name)
         self._connection = connection
         self._name = name
         self._turn = mutex()  # held by the thread that uses the connection
@@ -189,6 +188,7 @@ class CallQueue(ABC):
             thread.join(max(0.0, deadline - self._connector.clock.now()))
         if self._turn.acquire(timeout=max(0.0, deadline - self._connector.clock.now())):
             self._disconnect()
+            self._opener.close(deadline)
             self._turn.release()
         else:
             _log.warning("%s was still waiting for an answer when it was closed", self._name)
@@ -218,12 +218,12 @@ class CallQueue(ABC):
         """Return the open connection, or open a new one.
 
         Raises:
-            LatchworkError: See ``StoreConnector.open``.
+            LatchworkError: See ``ConnectionOpener.open``.
         """
         if self._connection is not None and self._connection.is_readable():
             self._disconnect()  # the server has ended it
         if self._connection is None:
-            self._connection = self._connector.open(deadline)
+            self._connection = self._opener.open(deadline)
         return self._connection
 
     def _run(self) -> None:

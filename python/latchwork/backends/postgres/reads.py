@@ -14,9 +14,10 @@ from typing import Any
 from latchwork.backends.base import VersionKey
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.call_queue import RETRY_S, CallQueue, PostgresCall
+from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
+from latchwork.backends.postgres.opener import RETRY_S
 from latchwork.backends.postgres.schema import Schema
 from latchwork.errors import LatchworkError
 from latchwork.types import Entry

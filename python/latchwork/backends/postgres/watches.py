@@ -70,6 +70,7 @@ class ChangeWatcher:
         self._notices = notices
         self._lock = mutex()
         self._watches: dict[str, list[PostgresWatch]] = {}  # by prefix
+        self._opener = connector.create_opener(name)
         self._connection: PostgresConnection | None = None
         self._known: tuple[int, int] | None = None  # token and request of the last delivered change
         self._look_at = 0.0  # local clock time; brought forward by those who know of a change
@@ -139,8 +140,12 @@ class ChangeWatcher:
         self._sweep_at = min(self._sweep_at, self._clock.now() + ttl_s)
         self._wake_thread()
 
-    def close(self) -> None:
-        """Close all watches, join the thread and close the connection. Idempotent."""
+    def close(self, deadline: float) -> None:
+        """Close all watches, join the thread and close the connection. Idempotent.
+
+        Args:
+            deadline: Local clock time until which to wait for an attempt to connect.
+        """
         with self._lock:
             if self._closing:
                 return
@@ -151,6 +156,7 @@ class ChangeWatcher:
         self._wake_thread()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
+        self._opener.close(deadline)
         os.close(self._wakes)
         os.close(self._wake)
 
@@ -194,7 +200,7 @@ class ChangeWatcher:
 
     def _connected(self) -> PostgresConnection:
         if self._connection is None:
-            self._connection = self._connector.open(self._clock.now() + self._connector.call_timeout_s)
+            self._connection = self._opener.open(self._clock.now() + self._connector.call_timeout_s)
             self._sweep_at = 0.0
             if not self._connector.pooled:
                 _ask(self._connection, [Statement(self._listen)], self._clock.now() + self._connector.call_timeout_s)
