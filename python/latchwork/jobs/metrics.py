@@ -28,6 +28,24 @@ if TYPE_CHECKING:
 
 _LONG = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+#: The gauges of each job: the name, the description, and the value.
+_JOB_GAUGES: dict[str, tuple[str, Callable[[JobStats], float | None]]] = {
+    "active_runs": ("Runs going on.", lambda stats: stats.active),
+    "run_threads": ("Threads that run, or wait for their time.", lambda stats: stats.threads),
+    "items_assigned": ("Items in the shares that are started.", lambda stats: stats.items),
+    "failing_items": ("Items whose last run failed.", lambda stats: stats.failing_items),
+    "consecutive_failures": (
+        "Runs of one item that failed one after the other, of the item with most.",
+        lambda stats: stats.consecutive_failures,
+    ),
+    "last_start_timestamp_seconds": ("When a run last began.", lambda stats: stats.last_start_s),
+    "last_success_timestamp_seconds": ("When a run last ended well.", lambda stats: stats.last_success_s),
+    "last_failure_timestamp_seconds": ("When a run last failed.", lambda stats: stats.last_failure_s),
+    "next_start_timestamp_seconds": (
+        "When the next run begins; absent while that is not known.",
+        lambda stats: stats.next_start_s,
+    ),
+}
 
 
 class _MetricSet:
@@ -97,24 +115,7 @@ class _NodeGauges(GaugeCollector):
         """Return the current gauges of all nodes."""
         with self._lock:
             nodes, pools = dict(self._nodes), dict(self._pools)
-        by_job: dict[str, tuple[str, Callable[[JobStats], float | None]]] = {
-            "active_runs": ("Runs going on.", lambda stats: stats.active),
-            "run_threads": ("Threads that run, or wait for their time.", lambda stats: stats.threads),
-            "items_assigned": ("Items in the shares that are started.", lambda stats: stats.items),
-            "failing_items": ("Items whose last run failed.", lambda stats: stats.failing_items),
-            "consecutive_failures": (
-                "Runs of one item that failed one after the other, of the item with most.",
-                lambda stats: stats.consecutive_failures,
-            ),
-            "last_start_timestamp_seconds": ("When a run last began.", lambda stats: stats.last_start_s),
-            "last_success_timestamp_seconds": ("When a run last ended well.", lambda stats: stats.last_success_s),
-            "last_failure_timestamp_seconds": ("When a run last failed.", lambda stats: stats.last_failure_s),
-            "next_start_timestamp_seconds": (
-                "When the next run begins; absent while that is not known.",
-                lambda stats: stats.next_start_s,
-            ),
-        }
-        families = {name: _create_gauge(name, text, "job") for name, (text, _) in by_job.items()}
+        families = {name: _create_gauge(name, text, "job") for name, (text, _) in _JOB_GAUGES.items()}
         manager = _create_gauge("is_manager", "1 on the node that manages the cluster.")
         healthy = _create_gauge("healthy", "1 while the node is healthy.")
         margin = _create_gauge("lock_margin_seconds", "Time for which the locks surely last; absent without locks.")
@@ -125,7 +126,7 @@ class _NodeGauges(GaugeCollector):
             if health.lock_margin_s is not None:
                 margin.add_metric([node_id], health.lock_margin_s)
             for job, each in stats.jobs.items():
-                for name, (_, value) in by_job.items():
+                for name, (_, value) in _JOB_GAUGES.items():
                     found = value(each)
                     if found is not None:
                         families[name].add_metric([node_id, job], found)

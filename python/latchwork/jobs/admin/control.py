@@ -23,6 +23,7 @@ from latchwork._base.decoding import MAX_DURATION_S, encode
 from latchwork._base.event import Signal
 from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store, is_number
+from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
 from latchwork.jobs.cron_progress import decode_progress_records, find_newest_by_item, reset_future_progress
@@ -49,7 +50,7 @@ from latchwork.jobs.stored.requests import (
     read_requested_items,
 )
 from latchwork.primitives import LockState, force_release, lock_states
-from latchwork.store import Store, Tx
+from latchwork.store import Mirror, Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 
 #: Seconds between checks for items that have left the pool.
@@ -108,33 +109,41 @@ def wait_for_runs(
     Raises:
         WaitTimeout: Some runs have not ended. Runs that have not started are canceled.
     """
-    clock = store.clock
-    until = clock.now() + timeout_s
-    done: frozenset[str] = frozenset()
-
-    def all_ended(state: Mapping[str, Entry]) -> bool:
-        nonlocal done
-        done = _find_ended_items(request, state)
-        return left <= done
-
     try:
         with store.mirror(f"{MANUAL}/{request.id}") as mirror:
-            while True:
-                left = list_existing_items()
-                try:
-                    mirror.wait_until(all_ended, max(0.0, min(_REQUEST_POLL_S, until - clock.now())))
-                except WaitTimeout:
-                    if clock.now() < until:
-                        continue
-                    raise WaitTimeout(
-                        f"after {timeout_s:g} s {len(left & done)} of {len(left)} items of job {request.job} have had "
-                        "their run; runs that have not started are canceled; wait longer, or look at `latchwork why`"
-                    ) from None
-                break
+            _wait_until_ended(mirror, store.clock, request, list_existing_items, timeout_s)
             found = [decode_result(entry.value) for entry in store.list(request.results_prefix)]
     finally:
         delete_request(store, request)
     return sorted((each for each in found if each is not None), key=lambda each: (each.node, each.named))
+
+
+def _wait_until_ended(
+    mirror: Mirror,
+    clock: Clock,
+    request: RunRequest,
+    list_existing_items: Callable[[], frozenset[str]],
+    timeout_s: float,
+) -> None:
+    """Wait until the run of each requested item has ended. From time to time, list the items that still exist."""
+    until = clock.now() + timeout_s
+
+    def have_ended(state: Mapping[str, Entry]) -> bool:
+        return items <= _find_ended_items(request, state)
+
+    while True:
+        items = list_existing_items()
+        try:
+            mirror.wait_until(have_ended, max(0.0, min(_REQUEST_POLL_S, until - clock.now())))
+        except WaitTimeout:
+            if clock.now() < until:
+                continue
+            ended = items & _find_ended_items(request, mirror.snapshot())
+            raise WaitTimeout(
+                f"after {timeout_s:g} s {len(ended)} of {len(items)} items of job {request.job} have had "
+                "their run; runs that have not started are canceled; wait longer, or look at `latchwork why`"
+            ) from None
+        return
 
 
 def delete_request(store: Store, request: RunRequest) -> None:
