@@ -25,9 +25,9 @@ from latchwork.primitives.queue.items import (
     ClaimHolder,
     QueueItem,
     QueueKeys,
-    alternative_dead_letter_id,
     build_dead_letter_put,
     build_index_put,
+    generate_dead_letter_id,
 )
 from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims, delete_later
 from latchwork.primitives.waiting.arguments import check_member, check_text
@@ -318,7 +318,7 @@ class QueueClaim(GuardsWork):
             except Conflict:
                 if await ask(self._store.get, dead.key) is None:
                     raise
-                letter = alternative_dead_letter_id(item.id)
+                letter = generate_dead_letter_id(item.id)
             else:
                 return
 
@@ -550,7 +550,7 @@ class CreateClaimed:
     ) -> None:
         self._info = info
         self._in_doubt = in_doubt
-        self._item = item = replace(item, claim=holder.new_claim())
+        self._item = item = replace(item, claim=holder.generate_claim())
         self._holder = holder
         self.ops: tuple[Op, ...] = (
             build_index_put(info.keys, item.partition, item.sort_key),

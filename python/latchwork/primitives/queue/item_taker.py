@@ -20,8 +20,8 @@ from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueIn
 from latchwork.primitives.queue.items import (
     ClaimHolder,
     QueueItem,
-    alternative_dead_letter_id,
     build_dead_letter_put,
+    generate_dead_letter_id,
     read_for_display,
 )
 from latchwork.primitives.queue.partition_reader import (
@@ -60,7 +60,7 @@ T = TypeVar("T")
 R = TypeVar("R", Entry, QueueItem)
 
 
-def no_extras(_item: QueueItem) -> Parts:
+def add_nothing(_item: QueueItem) -> Parts:
     """Return no checks and no writes. The default of ``TakeRequest.extra``."""
     return (), ()
 
@@ -70,8 +70,8 @@ def accept_all(_item: QueueItem) -> bool:
     return True
 
 
-def no_shard(_partition: str) -> TakerShard:
-    """Return a shard which says that consumers do not divide the partition. The default of ``TakeRequest.shard``."""
+def get_undivided_shard(_partition: str) -> TakerShard:
+    """Return a shard that contains the whole partition. The default of ``TakeRequest.shard``."""
     return NO_SHARD
 
 
@@ -92,11 +92,11 @@ class TakeRequest(Struct, frozen=True):
     partitions: Sequence[str]
     limit: int = 1
     accept: Accept = accept_all
-    extra: Extra = no_extras
-    extra_dead: Extra = no_extras
+    extra: Extra = add_nothing
+    extra_dead: Extra = add_nothing
     on_refused: Callable[[QueueItem], object] | None = None
     on_dead: Callable[[QueueItem], object] | None = None
-    shard: Callable[[str], TakerShard] = no_shard
+    shard: Callable[[str], TakerShard] = get_undivided_shard
 
 
 class TakeAttempt(Struct, frozen=True, eq=False):
@@ -466,7 +466,7 @@ class ItemTaker:
                 if not any(getattr(each, "key", None) == dead.key for each in error.failed):
                     _log.info("%s: item %s could not be made a dead letter yet: %s", self._what, item.path, error)
                     return False
-                letter = alternative_dead_letter_id(item.id)
+                letter = generate_dead_letter_id(item.id)
             else:
                 _log.warning("%s: item %s is now a dead letter: %s", self._what, item.path, why)
                 return True
@@ -474,7 +474,7 @@ class ItemTaker:
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
         """Claim the items of these attempts in one transaction, all or none. Return the claims."""
         holders = {each.item.partition: self._get_holder(each.item.partition, session) for each in batch}
-        claims = {partition: holder.new_claim() for partition, holder in holders.items()}
+        claims = {partition: holder.generate_claim() for partition, holder in holders.items()}
         taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
         checks: dict[Check, None] = {Exists(holder.key): None for holder in holders.values() if holder.exists}
         ops: list[Op] = [Put(item.key, item.to_bytes()) for item in taken]

@@ -125,17 +125,17 @@ class ClaimHolder:
     __slots__ = ("exists", "fence", "id", "is_gone", "key", "session")
 
     def __init__(self, keys: QueueKeys, partition: str, session: Session) -> None:
-        self.id = new_holder_id()
+        self.id = generate_holder_id()
         self.key = keys.holder_key(partition, self.id)
         self.session = session
         self.exists = self.is_gone = False
         self.fence: Fence | None = None
 
-    def new_claim(self) -> str:
+    def generate_claim(self) -> str:
         """Return a unique text that claims items: the ID of this holder, and an ID of the transaction that takes
         them.
         """
-        return f"{self.id}.{new_holder_id()}"
+        return f"{self.id}.{generate_holder_id()}"
 
 
 class ItemHeader(Struct, frozen=True, omit_defaults=True):
@@ -295,7 +295,7 @@ def build_put_ops(
     Returns:
         The write that creates the item, and all writes: of the index, the item and a large value.
     """
-    data_id = new_id() if len(value) > INLINE_BYTES else ""
+    data_id = generate_id() if len(value) > INLINE_BYTES else ""
     item = QueueItem(item_id, size=len(value), data_id=data_id, value=b"" if data_id else value, nonce=nonce)
     create = Create(keys.item_key(partition, sort_key, item_id), item.to_bytes())
     data: list[Op] = [Create(keys.data_key(data_id), value)] if data_id else []
@@ -361,7 +361,7 @@ def check_payload(value: bytes, what: str) -> bytes:
     return value
 
 
-def check_inline(value: bytes, what: str) -> bytes:
+def check_inline_value(value: bytes, what: str) -> bytes:
     """Check that a value is small enough to be stored in the item itself, and return it.
 
     Args:
@@ -392,7 +392,7 @@ def split_item_key(key: str, prefix: str) -> tuple[str, str] | None:
     return (sort_key, item_id) if item_id and "/" not in item_id else None
 
 
-def last_segment(entry: Entry) -> str:
+def get_last_segment(entry: Entry) -> str:
     """Return the last segment of an entry's key."""
     return entry.key[entry.key.rindex("/") + 1 :]
 
@@ -403,17 +403,17 @@ def get_holder_id(entry: Entry) -> str:
     return found.claim.partition(".")[0] if found is not None else ""
 
 
-def new_holder_id() -> str:
+def generate_holder_id() -> str:
     """Return a new ID for a claim holder, or for a transaction that takes items."""
     return uuid.uuid4().hex[:16]
 
 
-def new_id() -> str:
+def generate_id() -> str:
     """Return a new name for a large value, or a new nonce for an item."""
     return uuid.uuid4().hex
 
 
-def alternative_dead_letter_id(item_id: str) -> str:
+def generate_dead_letter_id(item_id: str) -> str:
     """Return a new ID for a dead letter, for the case that another dead letter has the ID of the item."""
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 

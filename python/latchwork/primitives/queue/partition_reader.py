@@ -31,7 +31,7 @@ from latchwork._base.interrupts import call_outside
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.queue.claims import QueueInfo
-from latchwork.primitives.queue.items import QueueKeys, get_holder_id, last_segment
+from latchwork.primitives.queue.items import QueueKeys, get_holder_id, get_last_segment
 from latchwork.primitives.waiting.arguments import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
@@ -214,7 +214,7 @@ class PartitionReader:
             free += await self._find_free(item_range, items)
             if len(items) == item_range.limit:  # the rest of it comes before the sort keys after it
                 longer = min(LONGEST_PAGE, 2 * item_range.limit)
-                rest = ItemRange(item_range.mark, item_range.sort_key, longer, last_segment(items[-1]))
+                rest = ItemRange(item_range.mark, item_range.sort_key, longer, get_last_segment(items[-1]))
                 self._todo = [rest, *round_[n + 1 :], *self._todo]
                 return free
             if not items and item_range.after is None:
@@ -257,7 +257,7 @@ class PartitionReader:
         for entry, holder in zip(items, holders, strict=True):
             if holder in taken:
                 self._skipped += self._first is None
-                after = last_segment(entry)
+                after = get_last_segment(entry)
                 continue
             if self._first is None:
                 self._first = replace(item_range, after=after)
@@ -268,7 +268,7 @@ class PartitionReader:
         marks = await ask(self._store.list, self._index, limit=SORT_KEYS_READ, start_after=self._last_read)
         self._has_more = len(marks) == SORT_KEYS_READ
         self._last_read = marks[-1].key if marks else self._last_read
-        self._todo = [ItemRange(mark, last_segment(mark), self._limit) for mark in marks]
+        self._todo = [ItemRange(mark, get_last_segment(mark), self._limit) for mark in marks]
 
     def _build_list_args(self, item_range: ItemRange) -> tuple[str, int, str | None]:
         below = f"{self._items}/{item_range.sort_key}"
@@ -395,7 +395,7 @@ async def clean_index(store: Store, keys: QueueKeys, partition: str) -> bool:
     is_empty = True
     while marks := await ask(store.list, keys.sort_keys_prefix(partition), limit=SORT_KEYS_READ, start_after=after):
         heads = await ParallelLists(
-            store, [(f"{keys.items_prefix(partition)}/{last_segment(mark)}", 1, None) for mark in marks]
+            store, [(f"{keys.items_prefix(partition)}/{get_last_segment(mark)}", 1, None) for mark in marks]
         )
         for mark, head in zip(marks, heads, strict=True):
             is_out = not head and await _remove_from_index(store, mark)

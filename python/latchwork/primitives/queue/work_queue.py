@@ -20,18 +20,26 @@ from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
-from latchwork.primitives.queue.item_taker import Accept, Extra, ItemTaker, TakeRequest, accept_all, no_extras, no_shard
+from latchwork.primitives.queue.item_taker import (
+    Accept,
+    Extra,
+    ItemTaker,
+    TakeRequest,
+    accept_all,
+    add_nothing,
+    get_undivided_shard,
+)
 from latchwork.primitives.queue.items import (
     QueueItem,
     QueueKeys,
     build_index_put,
     build_put_ops,
-    check_inline,
+    check_inline_value,
     check_item_name,
     check_payload,
+    generate_id,
     get_holder_id,
-    last_segment,
-    new_id,
+    get_last_segment,
     read_for_display,
     split_item_key,
 )
@@ -143,7 +151,7 @@ class WorkQueue(Closable):
         creates = []
         for item_id, value in items.items():
             check_item_name(partition, sort_key, item_id)
-            item = QueueItem(item_id, size=len(check_inline(value, self._what)), value=value)
+            item = QueueItem(item_id, size=len(check_inline_value(value, self._what)), value=value)
             creates.append(Create(self._keys.item_key(partition, sort_key, item_id), item.to_bytes()))
         return [build_index_put(self._keys, partition, sort_key), *creates] if creates else []
 
@@ -165,7 +173,7 @@ class WorkQueue(Closable):
         """
         self._raise_if_bounded()
         check_item_name(partition, sort_key, item_id)
-        return self._taking.create_claimed(partition, sort_key, item_id, check_inline(value, self._what), session)
+        return self._taking.create_claimed(partition, sort_key, item_id, check_inline_value(value, self._what), session)
 
     def _raise_if_bounded(self) -> None:
         if self._info.is_bounded:
@@ -222,7 +230,7 @@ class WorkQueue(Closable):
     async def _put_at_once(
         self, position: tuple[str, str, str], value: bytes, checks: Sequence[Check], ops: Sequence[Op]
     ) -> None:
-        nonce = new_id()
+        nonce = generate_id()
         create, writes = build_put_ops(self._keys, *position, value, nonce=nonce)
         try:
             await ask(self._store.commit, checks, list(dict.fromkeys([*writes, *ops])))
@@ -407,11 +415,11 @@ class WorkQueue(Closable):
             tuple(dict.fromkeys(partitions)),
             limit,
             accept or accept_all,
-            extra or no_extras,
-            extra_dead or no_extras,
+            extra or add_nothing,
+            extra_dead or add_nothing,
             on_refused,
             on_dead,
-            shard or no_shard,
+            shard or get_undivided_shard,
         )
         return await self._take(partial(self._taking.try_take, request))
 
@@ -446,7 +454,7 @@ class WorkQueue(Closable):
                     f"{item.path} is not an item of {self._what} that can be taken; it was read at {item.key!r}"
                 )
         fresh = [item for item in items if item.attempts < self._info.max_attempts]
-        request = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or no_extras, on_refused=on_refused)
+        request = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or add_nothing, on_refused=on_refused)
         return await self._take(partial(self._taking.take_items, fresh, request))
 
     async def _take(self, take: Callable[[Session], StepCoroutine[list[QueueClaim]]]) -> list[QueueClaim]:
@@ -624,7 +632,7 @@ class WorkQueue(Closable):
         for each in await self._partitions(partition):
             prefix = self._keys.items_prefix(each)
             holders = {
-                last_segment(entry): entry for entry in await ask(self._store.list, self._keys.holders_prefix(each))
+                get_last_segment(entry): entry for entry in await ask(self._store.list, self._keys.holders_prefix(each))
             }
             after: str | None = None
             while holders and len(found) < limit:
