@@ -189,8 +189,8 @@ def test_owners_that_have_been_dead_for_a_ttl_are_found():
     sightings.record_owner("renewed", 1, 10.0, now=0.0)
     sightings.record_alive_key("alive")
     sightings.record_owner("alive", 1, 1.0, now=0.0, session="s")
-    assert [owner for owner, _ in sightings.find_long_dead(now=1.9)] == ["no alive key"]
-    assert [owner for owner, _ in sightings.find_long_dead(now=3.0)] == ["silent", "no alive key"]
+    assert [owner for owner, _ in sightings.find_owners_dead_for_ttl(now=1.9)] == ["no alive key"]
+    assert [owner for owner, _ in sightings.find_owners_dead_for_ttl(now=3.0)] == ["silent", "no alive key"]
 
 
 @pytest.mark.parametrize(("ttl_s", "expected_s"), [(0.5, 0.3), (10.0, 0.5), (60.0, 1.0)])

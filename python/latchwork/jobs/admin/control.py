@@ -432,7 +432,7 @@ class Control:
         def write(tx: Tx) -> None:
             found = tx.get(key)
             before = None if found is None else decode_maintenance_record(record.node, found.value)
-            after = signed.merged_with(before)
+            after = signed.merge_with_stored(before)
             if after != before:
                 tx.put(key, after.to_bytes())
 

@@ -200,7 +200,7 @@ class AssignmentStore:
             for worker, items in by_worker.items():
                 known = kept.get(worker)
                 if known is not None and known.items == items:
-                    kept[worker] = _StoredShare.from_set(known.version, known.chunked.with_shared_strings(items))
+                    kept[worker] = _StoredShare.from_set(known.version, known.chunked.reuse_strings_of(items))
 
     def find_stored_workers(self) -> set[str]:
         """Return the IDs of all workers with stored keys, including dead ones."""

@@ -284,7 +284,7 @@ class ClusterManager:
                     debouncer.schedule_retry(self._clock.now(), backoff.next_s())
                 continue
             periodic_tasks.run_due(now, term)
-            if term.restarts.detect_timeout(now):
+            if term.restarts.detect_new_timeout(now):
                 debouncer.record_event(now)
                 continue
             others = (due_s, periodic_tasks.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))

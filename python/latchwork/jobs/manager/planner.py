@@ -41,7 +41,7 @@ from latchwork.jobs.manager.rebalance import (
     rebalance,
 )
 from latchwork.jobs.manager.strategies import Strategies
-from latchwork.jobs.stored.caches import reuse_text
+from latchwork.jobs.stored.caches import reuse_string
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class BoardPlanner:
         for job in moves.jobs:
             if job not in fresh:  # new jobs are compared as a whole, because all of their items move
                 for _, item, source, target in moves.of(job):
-                    share_moves.record_move(job, reuse_text(self._pools[job], item), source, target)
+                    share_moves.record_move(job, reuse_string(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
         changes = (*share_moves.list_changes(view), *diff_shares(view, whole))
         return PlacementOutcome(self._board.owners, changes, bool(gone or fresh or share_moves), moves.deferred, whole)

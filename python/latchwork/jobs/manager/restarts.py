@@ -66,7 +66,7 @@ class RestartTracker:
         if record is None or record.state != "restarting":
             return record is None
         member = members[record.node]
-        return not record.is_same_start(member.incarnation, member.start)
+        return not record.is_awaiting_restart(member.incarnation, member.start)
 
     def reserve_shares(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
         """Store the current items of nodes whose restart was announced, before these items move to other nodes.
@@ -154,7 +154,7 @@ class RestartTracker:
         same = Absent(maintenance_key(node)) if record is None else At(record)
         commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
-    def detect_timeout(self, now: float) -> bool:
+    def detect_new_timeout(self, now: float) -> bool:
         """Return whether the timeout of any restart has passed since the last call. Each restart counts once.
 
         Args:

@@ -63,7 +63,7 @@ class PoolCache:
 
     def _read(self, job: str, version: object, before: _CachedPool) -> _CachedPool:
         stored = read_set(self._store, keys.work_pool_key(job), before.find_chunk_items)
-        items = before.deduplicate_items(stored.chunked)
+        items = before.reuse_item_strings(stored.chunked)
         ends = [0, *accumulate(len(chunk.items) for chunk in stored.chunked.chunks)]
         spans = dict(zip(stored.chunked.chunk_names(), pairwise(ends), strict=True))
         return _CachedPool(version if stored.manifest is None else stored.manifest.version, items, spans)
@@ -82,7 +82,7 @@ class _CachedPool:
         span = self.spans.get(name)
         return None if span is None else self.items[slice(*span)]
 
-    def deduplicate_items(self, chunked: ChunkedSet) -> tuple[str, ...]:
+    def reuse_item_strings(self, chunked: ChunkedSet) -> tuple[str, ...]:
         """Return the items of a newer version of the pool. Items that this version contains too are returned as its
         string objects.
 
@@ -92,15 +92,15 @@ class _CachedPool:
             chunked: The newer version.
         """
         if not chunked.chunks:
-            return tuple(reuse_text(self.items, item) for item in chunked.inline)
+            return tuple(reuse_string(self.items, item) for item in chunked.inline)
         found: list[str] = []
         for chunk in chunked.chunks:
             is_known = chunk.name in self.spans
-            found += chunk.items if is_known else [reuse_text(self.items, item) for item in chunk.items]
+            found += chunk.items if is_known else [reuse_string(self.items, item) for item in chunk.items]
         return tuple(found)
 
 
-def reuse_text(items: tuple[str, ...], item: str) -> str:
+def reuse_string(items: tuple[str, ...], item: str) -> str:
     """Find the string in a sorted tuple that equals an item, and return it. If there is none, return the item itself.
 
     This avoids a second copy of the string in memory.

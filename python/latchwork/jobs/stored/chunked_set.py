@@ -111,7 +111,7 @@ class ChunkedSet:
         """Return the names of the set's chunks, in order."""
         return tuple(chunk.name for chunk in self.chunks)
 
-    def with_shared_strings(self, items: tuple[str, ...]) -> ChunkedSet:
+    def reuse_strings_of(self, items: tuple[str, ...]) -> ChunkedSet:
         """Return an equal set that consists of the given string objects. This avoids a second copy of each string in
         memory.
 

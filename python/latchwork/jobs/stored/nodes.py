@@ -168,8 +168,8 @@ class MaintenanceRecord(Record, frozen=True):
         """
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
-    def is_same_start(self, incarnation: str, start: str) -> bool:
-        """Return whether a registered node is still the process whose restart was announced, and therefore has not
+    def is_awaiting_restart(self, incarnation: str, start: str) -> bool:
+        """Return whether a registered node is still the process whose restart was announced, so that it has not
         restarted yet.
 
         Args:
@@ -178,7 +178,7 @@ class MaintenanceRecord(Record, frozen=True):
         """
         return start == self.start if start and self.start else incarnation == self.incarnation
 
-    def merged_with(self, before: MaintenanceRecord | None) -> MaintenanceRecord:
+    def merge_with_stored(self, before: MaintenanceRecord | None) -> MaintenanceRecord:
         """Combine this record with the stored maintenance record of the same node, and return the record to store.
 
         A drained node stays drained, and reserved items stay reserved.
@@ -190,7 +190,7 @@ class MaintenanceRecord(Record, frozen=True):
             return self
         if before.state == "drained":
             return before
-        same = before.is_same_start(self.incarnation, self.start)
+        same = before.is_awaiting_restart(self.incarnation, self.start)
         return replace(self, weight=before.weight, jobs=before.jobs, labels=before.labels) if same else self
 
 

@@ -203,7 +203,7 @@ class LeaderLatch(GuardsWork, Participant):
         except LatchworkError as error:
             _log.debug("%s: %s could not leave at once: %s", self._what, self._who, error)
         else:
-            self._forget(position)
+            self._clear_position(position)
 
     def _drop_ticket(self) -> None:
         """Stop using the current ticket. If it still exists in the store, it will be deleted."""
@@ -216,9 +216,9 @@ class LeaderLatch(GuardsWork, Participant):
         position = self._position
         if self._session is not None:
             await self._queue.delete_until_done(self._session, (position.ticket.key,) if position is not None else ())
-        self._forget(position)
+        self._clear_position(position)
 
-    def _forget(self, position: QueuePosition | None) -> None:
+    def _clear_position(self, position: QueuePosition | None) -> None:
         """Clear the position of this candidate after its ticket was deleted."""
         with self._changed.mutex:
             if self._position is position:
@@ -409,7 +409,7 @@ class LeaderLatch(GuardsWork, Participant):
         Args:
             backoff: Delays between retries. Reset after an election.
         """
-        session = await self._session_for_use()
+        session = await self._get_open_session()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
             forever = Deadline(self._store.clock, None)

@@ -382,7 +382,7 @@ class Group(Participant):
         Args:
             backoff: Delays between retries. Reset after the member has joined.
         """
-        session = await self._session_for_use()
+        session = await self._get_open_session()
         session.ensure_usable()
         with closing(Waiter(self._store, session)) as waiter:
             with self._changed.mutex:

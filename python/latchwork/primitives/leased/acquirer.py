@@ -148,7 +148,7 @@ class LockAcquirer:
             created = True
         finally:
             self._state.end_creation(owner, created=created)
-        owner.follow_session(self._core.wake.set)
+        owner.start_following_session(self._core.wake.set)
         self._core.wake.set()
         _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self._core.ttl_s)
 

@@ -206,7 +206,7 @@ class LockSweeper:
 
     async def _sweep_owners(self) -> int:
         removed = 0
-        for key, unchanged in (await self._table.find_long_dead_owners()).items():
+        for key, unchanged in (await self._table.find_owners_dead_for_ttl()).items():
             removed += await self._write_if_unchanged(unchanged, Delete(key))
         return removed
 

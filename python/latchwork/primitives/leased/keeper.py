@@ -251,7 +251,7 @@ class LockKeeper(Startable):
         """
         call = partial(check_listener(fn), check_name(name, "lock"))
         self._core.start()
-        cancel = self._waits.add(name, lambda: self._core.free_listeners.post(call))
+        cancel = self._waits.add_waiter(name, lambda: self._core.free_listeners.post(call))
         self._core.wake.set()
         return cancel
 

@@ -28,7 +28,7 @@ Callback = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _LockGroup:
     """The waiters for locks with the same first key segment, and the mirror of these locks.
 
     Attributes:
@@ -49,7 +49,7 @@ class LockWaiters:
     Thread-safe.
 
     Callbacks run without the mutex. Locks that this keeper holds do not count as free. If a wait depends on the death
-    of an owner, which no watch reports, ``wake`` is set. The keeper then calls ``recheck_dead_owners``.
+    of an owner, which no watch reports, ``wake`` is set. The keeper then calls ``notify_waiters_of_dead_owners``.
 
     Args:
         table: Reads the locks.
@@ -63,11 +63,11 @@ class LockWaiters:
         self._wake = wake
         self._clock = table.store.clock
         self._lock = mutex()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _LockGroup] = {}
         self._blocked_by: dict[str, set[str]] = {}
         self._closed = False
 
-    def add(self, name: str, callback: Callback) -> Callable[[], None]:
+    def add_waiter(self, name: str, callback: Callback) -> Callable[[], None]:
         """Call ``callback`` once when a lock looks free, perhaps immediately.
 
         Args:
@@ -79,14 +79,14 @@ class LockWaiters:
         prefix = name.partition("/")[0]
         with self._lock:
             closed, is_new = self._closed, prefix not in self._groups
-            group = _Group() if closed else self._groups.setdefault(prefix, _Group())
+            group = _LockGroup() if closed else self._groups.setdefault(prefix, _LockGroup())
             group.waiters.setdefault(name, []).append(callback)
         if closed:
             callback()
         elif is_new:
             self._open(prefix, group)
-        self.recheck([name])
-        return partial(self.cancel, name, callback)
+        self.notify_waiters_if_free([name])
+        return partial(self.remove_waiter, name, callback)
 
     async def wait_until_free(self, name: str, deadline: Deadline, stop: Signal) -> bool:
         """Wait until a lock looks free, ``stop`` is set, or the deadline has passed.
@@ -96,7 +96,7 @@ class LockWaiters:
         """
         looks_free = Signal()
         callback = looks_free.set
-        self.add(name, callback)
+        self.add_waiter(name, callback)
         forget = stop.call_when_set(callback)
         try:
             if looks_free.is_set():
@@ -106,7 +106,7 @@ class LockWaiters:
             return True
         finally:
             forget()
-            self.cancel(name, callback)
+            self.remove_waiter(name, callback)
 
     def list_waiting_names(self) -> list[str]:
         """Return the names of the locks that have waiters, sorted."""
@@ -118,7 +118,7 @@ class LockWaiters:
         with self._lock:
             return sorted(self._blocked_by)
 
-    def recheck(self, names: Iterable[str]) -> None:
+    def notify_waiters_if_free(self, names: Iterable[str]) -> None:
         """Check whether these locks look free, and call the callbacks that wait for the free ones."""
         _call_all(
             [
@@ -131,19 +131,19 @@ class LockWaiters:
         if self._blocked_by:
             self._wake.set()
 
-    def recheck_locks_of(self, owner: str) -> None:
+    def notify_waiters_of_owner(self, owner: str) -> None:
         """Check the locks of an owner that was removed, and call the callbacks that wait for the free ones."""
         with self._lock:
             names = self._blocked_by.pop(owner, set())
-        self.recheck(names)
+        self.notify_waiters_if_free(names)
 
-    def recheck_dead_owners(self) -> float:
+    def notify_waiters_of_dead_owners(self) -> float:
         """Call the callbacks that wait for locks of dead owners. Return the local clock time of the next check."""
         due = math.inf
         for owner in self.list_blocking_owners():
             dead_at = self._table.find_death_time(owner)
             if dead_at is None:
-                self.recheck_locks_of(owner)
+                self.notify_waiters_of_owner(owner)
             else:
                 due = min(due, dead_at)
         return due
@@ -158,7 +158,7 @@ class LockWaiters:
         self._closed = True
         self._close_watches(lambda _group: True)
 
-    def _open(self, prefix: str, group: _Group) -> None:
+    def _open(self, prefix: str, group: _LockGroup) -> None:
         try:
             mirror = self._table.store.mirror(self._table.lock_key(prefix), wait=False)
         except BaseException:
@@ -171,14 +171,14 @@ class LockWaiters:
             unwanted = self._groups.get(prefix) is not group
         if unwanted:
             mirror.close()
-        self.recheck(names)  # a first state that came before the mirror was put in its place
+        self.notify_waiters_if_free(names)  # a first state that came before the mirror was put in its place
 
-    def _changed(self, group: _Group, batch: tuple[Change, ...]) -> None:
+    def _changed(self, group: _LockGroup, batch: tuple[Change, ...]) -> None:
         changed = {self._table.get_lock_name(change.key) for change in batch}
         with self._lock:
             names = [name for name in changed if name in group.waiters] if group.ready else list(group.waiters)
             group.ready = True
-        self.recheck(names)
+        self.notify_waiters_if_free(names)
 
     def _remove_waiters_if_free(self, name: str) -> list[Callback]:
         """Remove and return the waiters of a lock, if it looks free.
@@ -194,17 +194,17 @@ class LockWaiters:
                 self._blocked_by.setdefault(owner, set()).add(name)
             return [] if owner is not None else self._remove_waiters(group, name)
 
-    def cancel(self, name: str, callback: Callback) -> None:
+    def remove_waiter(self, name: str, callback: Callback) -> None:
         """Remove a callback that waits for a lock."""
         with self._lock:
-            group = self._groups.get(name.partition("/")[0], _Group())
+            group = self._groups.get(name.partition("/")[0], _LockGroup())
             waiters = group.waiters.get(name, [])
             if callback in waiters:
                 waiters.remove(callback)
                 if not waiters:
                     self._remove_waiters(group, name)
 
-    def _remove_waiters(self, group: _Group, name: str) -> list[Callback]:
+    def _remove_waiters(self, group: _LockGroup, name: str) -> list[Callback]:
         """Remove and return all waiters of a lock. The caller holds the mutex."""
         group.idle_since = self._clock.now()
         for owner in [owner for owner, names in self._blocked_by.items() if name in names]:
@@ -213,7 +213,7 @@ class LockWaiters:
                 del self._blocked_by[owner]
         return group.waiters.pop(name)
 
-    def _close_watches(self, unwanted: Callable[[_Group], bool]) -> None:
+    def _close_watches(self, unwanted: Callable[[_LockGroup], bool]) -> None:
         """Close the watches of the groups for which ``unwanted`` returns True, and call their waiters."""
         with self._lock:
             ended = [self._groups.pop(prefix) for prefix, group in list(self._groups.items()) if unwanted(group)]

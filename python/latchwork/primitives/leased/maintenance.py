@@ -197,7 +197,7 @@ class KeeperMaintenance:
         Args:
             now: Local clock time.
         """
-        due = [now + self.ttl_s, self.waits.recheck_dead_owners(), self._maintain_current_owner()]
+        due = [now + self.ttl_s, self.waits.notify_waiters_of_dead_owners(), self._maintain_current_owner()]
         if now >= self._next_cleanup:
             self._next_cleanup = now + self.ttl_s / 4
             if await self._is_abandoned():
@@ -229,7 +229,7 @@ class KeeperMaintenance:
         try:
             # The watch may not have reported that an alive key is gone.
             for owner in await self.table.find_removed_owners(self.waits.list_blocking_owners()):
-                self.waits.recheck_locks_of(owner)
+                self.waits.notify_waiters_of_owner(owner)
         except LatchworkError as error:
             _log.info("the owners of the awaited locks could not be read: %s", error)
         self.waits.close_idle_watches()
@@ -242,7 +242,7 @@ class KeeperMaintenance:
 
         A keeper without an owner does so if no owner in the store is alive.
         """
-        owner, first = self.state.current, self.table.find_first_alive_owner()
+        owner, first = self.state.current, self.table.find_lowest_alive_owner()
         if first is None or (owner is not None and owner.id == first):
             try:
                 await self.sweeper.sweep()
@@ -262,11 +262,11 @@ class KeeperMaintenance:
         for owner in self.state.find_lost_owners_with_session():
             try:
                 await self.table.delete_alive_key(owner.id)
-                owner.drop_session()
+                owner.detach_session()
             except LatchworkError as error:
                 _log.info("lock owner %s is lost, but its alive key is not removed yet: %s", owner.id, error)
         for owner in self.state.collect_removable_owners(end_current=end_current):
-            owner.unfollow_session()
+            owner.stop_following_session()
             if await self.delete(owner.id, has_alive_key=owner.session is not None):
                 self.state.record_removal(owner)
 
@@ -340,7 +340,7 @@ class KeeperMaintenance:
 
     def unmark_busy(self, call_id: object) -> None:
         """Remove the busy marks of a call, and wake the waiters for these locks."""
-        self.waits.recheck(self.state.unmark_busy(call_id))
+        self.waits.notify_waiters_if_free(self.state.unmark_busy(call_id))
 
     # The owner
 
@@ -409,7 +409,7 @@ class KeeperMaintenance:
         )
         if names:
             self._urgent.post(*(partial(fn, names) for fn in list(self.lost_listeners.values())))
-        self.waits.recheck(names)
+        self.waits.notify_waiters_if_free(names)
 
     # The other owners
 
@@ -421,7 +421,7 @@ class KeeperMaintenance:
             owner = self.state.current
             if owner is not None and owner.id == gone:
                 self.lose(owner, "another owner took it over")
-            self.waits.recheck_locks_of(gone)
+            self.waits.notify_waiters_of_owner(gone)
         if self._find_unwatched_owners():
             self._cleanup_drain.signal()
         self.wake.set()

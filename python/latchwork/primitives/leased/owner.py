@@ -118,8 +118,8 @@ class LockOwner(Renewer):
         session = self._session
         return self._has_alive_key and session is not None and session.remaining_s() > 0.0
 
-    def follow_session(self, on_end: Callable[[], None]) -> None:
-        """Listen for the end of the session. Afterwards the owner is renewed by rewriting its record.
+    def start_following_session(self, on_end: Callable[[], None]) -> None:
+        """Listen for the end of the session, so that the owner is then renewed at once by rewriting its record.
 
         Args:
             on_end: Called when the session ends. It must not block.
@@ -138,12 +138,12 @@ class LockOwner(Renewer):
             self._has_alive_key = False
             self.hurry()
 
-    def drop_session(self) -> None:
+    def detach_session(self) -> None:
         """Continue without a session: from now on, rewriting the record keeps the owner alive. Idempotent."""
         self._session = None
-        self.unfollow_session()
+        self.stop_following_session()
 
-    def unfollow_session(self) -> None:
+    def stop_following_session(self) -> None:
         """Stop listening for the end of the session. Idempotent."""
         if self._unlisten is not None:
             self._unlisten()
@@ -281,7 +281,7 @@ class OwnerRenewer:
             return self._table.renew_by_session(owner.id, session)
 
         def detached(sent_at: float) -> float:
-            owner.drop_session()
+            owner.detach_session()
             return sent_at
 
         return then(self._table.renew_without_session(owner.id, self._record), detached)

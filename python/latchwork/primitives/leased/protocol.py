@@ -213,7 +213,7 @@ class OwnerObservations:
         """Return the last observation of an owner. None if it was never seen or has been removed."""
         return self._seen.get(owner)
 
-    def find_first_alive(self, now: float) -> str | None:
+    def find_lowest_alive_owner(self, now: float) -> str | None:
         """Return the lowest ID among the owners that are not known to be dead. None if there are none.
 
         Args:
@@ -221,7 +221,7 @@ class OwnerObservations:
         """
         return min((owner for owner, seen in self._seen.items() if seen.dead_at > now), default=None)
 
-    def find_long_dead(self, now: float) -> list[tuple[str, ObservedOwner]]:
+    def find_owners_dead_for_ttl(self, now: float) -> list[tuple[str, ObservedOwner]]:
         """Return the IDs and observations of owners that have been dead for longer than their TTL.
 
         Args:

@@ -168,13 +168,13 @@ class LockTable:
         found = await ask(self.store.get_many, keys) if keys else []
         return self._record_entries(list(zip(keys, found, strict=True)))
 
-    def find_first_alive_owner(self) -> str | None:
+    def find_lowest_alive_owner(self) -> str | None:
         """Return the lowest ID among the owners that were seen and are not known to be dead, or None."""
         now = self.store.clock.now()
         with self._lock:
-            return self._observations.find_first_alive(now)
+            return self._observations.find_lowest_alive_owner(now)
 
-    async def find_long_dead_owners(self) -> dict[str, tuple[Check, ...]]:
+    async def find_owners_dead_for_ttl(self) -> dict[str, tuple[Check, ...]]:
         """Read all owners, and find those that have been dead for longer than their TTL.
 
         Returns:
@@ -184,7 +184,7 @@ class LockTable:
         owners = [key for key in found if key.count("/") == 1]
         self._record_entries([(key, found.get(key)) for owner in owners for key in (owner, alive_key(owner))])
         with self._lock:
-            dead = self._observations.find_long_dead(self.store.clock.now())
+            dead = self._observations.find_owners_dead_for_ttl(self.store.clock.now())
         return {self.owner_key(owner): seen.build_unchanged_checks(self.owner_key(owner)) for owner, seen in dead}
 
     # Writing

@@ -105,7 +105,7 @@ class Participant(Startable):
             await self._pause(backoff.next_s())
         await self._depart()
 
-    async def _session_for_use(self) -> Session:
+    async def _get_open_session(self) -> Session:
         return self._given if self._given is not None else await ask(self._store.primary_session)
 
     async def _pause(self, seconds: float) -> None:
