@@ -131,7 +131,10 @@ def test_a_detached_dead_letter_is_put_back_and_runs(workers, pool, store):
 
 def test_a_letter_that_is_put_back_has_all_its_tries_before_it(workers, pool, store):
     ref = pool.detached("fail-twice", "again", id="again")
-    bury(store, ref.id, why="attempt 3 failed on n1: ValueError")
+    backlog = WorkQueue(system_namespace(store, "executor"), "default/backlog")
+    for _ in range(3):
+        backlog.try_take(["any"])[0].release("it failed", count=False, failed=True)
+    bury(store, ref.id)
     requeue_task(store, dead_tasks(store)[0].letter)
     workers("n1")
     assert ref.result(PATIENCE_S) == 3

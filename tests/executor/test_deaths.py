@@ -77,6 +77,21 @@ def test_a_task_that_is_given_back_keeps_the_tries_that_have_failed(workers, poo
     assert starts(store, "again") == ["n1", "n1", "n2"]
 
 
+def test_failed_tries_are_counted_across_a_death_and_an_uncounted_release(workers, pool, store, eventually):
+    first = workers("n1", own_store=True)
+    future = pool.submit("fail-then-wait", "dies")
+    eventually(lambda: starts(store, "dies") == ["n1", "n1"])
+    first.drain(0.0)
+    end_session(first)
+    second = workers("n2", own_store=True)
+    eventually(lambda: starts(store, "dies") == ["n1", "n1", "n2"])
+    second.close(10.0)
+    workers("n3", own_store=True)
+    store.put("dies/go", b"")
+    assert future.result(PATIENCE_S) == 2
+    assert starts(store, "dies") == ["n1", "n1", "n2", "n3"]
+
+
 def test_tasks_in_the_lane_of_a_dead_member_all_end(workers, pool, store, eventually):
     first = workers("n1", own_store=True, slots=1)
     busy = pool.with_options(target=Member("n1", otherwise="any"))

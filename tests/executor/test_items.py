@@ -7,7 +7,7 @@ import json
 import pytest
 
 from latchwork.errors import BadRecord, InvalidKey
-from latchwork.executor.hooks import parse_tries, policy_allows_retry
+from latchwork.executor.hooks import policy_allows_retry
 from latchwork.executor.items import TaskItem, may_run
 from latchwork.executor.keys import (
     Keys,
@@ -132,11 +132,6 @@ def test_who_may_run_a_task():
     ]:
         item = TaskItem("f", "s", 1, ("any",), "", stored_target=StoredTarget.from_target(target))
         assert may_run(item, member, labels) is may
-
-
-def test_tries_are_counted_in_what_was_said_at_the_last():
-    assert parse_tries("attempt 3 failed on n1: ValueError") == 3
-    assert parse_tries("") == parse_tries("its node closed") == parse_tries("attempt x failed") == 0
 
 
 def test_classes_that_are_tried_again_are_known_by_their_names():

@@ -388,17 +388,22 @@ def damage(store, kind, partition="any"):
     """Damage the stored item of a partition."""
     system = system_namespace(store, "executor")
     (entry,) = system.list(f"default/backlog/partitions/{partition}/items", recursive=True)
-    header, newline, _ = entry.value.partition(b"\n")
-    system.put(entry.key, header + newline + b"no task" if kind == "task" else b"no item")
+    header, value = entry.value.split(b"\n", 1)
+    damaged = {
+        "task": header + b"\nno task",
+        "count": header.replace(b"{", b'{"failures":"two",', 1) + b"\n" + value,
+        "item": b"no item",
+    }
+    system.put(entry.key, damaged[kind])
 
 
-@pytest.mark.parametrize("kind", ["task", "item"])
-def test_a_task_whose_stored_item_is_damaged_fails_and_no_other(workers, pool, store, kind):
+@pytest.mark.parametrize(("kind", "named"), [("task", "no task"), ("count", "failures"), ("item", "malformed")])
+def test_a_task_whose_stored_item_is_damaged_fails_and_no_other(workers, pool, store, kind, named):
     future = pool.submit(square, 3)
     pool.flush(PATIENCE_S)
     damage(store, kind)
     workers()
-    with pytest.raises(BadRecord, match=future.id):
+    with pytest.raises(BadRecord, match=rf"{future.id}.*{named}"):
         future.result(PATIENCE_S)
     others_end(pool)
     assert len(dead_tasks(store)) == 1

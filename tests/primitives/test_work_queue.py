@@ -120,6 +120,19 @@ def test_an_item_can_be_given_back_uncounted_and_to_another_partition(backlog):
     assert claim.is_held
 
 
+def test_failures_are_counted_apart_from_attempts_until_an_item_is_put_back(backlog):
+    mine = backlog(max_attempts=2)
+    fill(mine, "s/1")
+    for _ in range(3):
+        take(mine)[0].release("failed", count=False, failed=True)
+    take(mine)[0].release("not now", partition="other")
+    (item,) = mine.items()
+    assert (item.attempts, item.failures, item.why) == (1, 3, "not now")
+    take(mine, partitions=["other"])[0].release("too often")
+    assert [letter.failures for letter in mine.dead_letters()] == [3]
+    assert mine.requeue("1").failures == mine.items()[0].failures == 0
+
+
 def test_work_that_fails_gives_its_item_back(backlog):
     mine = backlog()
     fill(mine, "s/1")

@@ -7,7 +7,6 @@ when idle, from the partition of the busiest member.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,9 +52,6 @@ INLINE_BYTES = 100_000
 _MOST_GONE = 10_000
 #: Seconds to keep a cancellation mark for a task that has not started here.
 MARKED_S = 5.0
-#: Begins the stored reason of a release. ``parse_tries`` reads the number back.
-_FAILED = "attempt {} failed"
-_TRIED = re.compile(_FAILED.format(r"(\d{1,6})"))
 _ONCE = Retry()
 #: Longest pause in seconds between cleanup attempts.
 _LONGEST_S = 5.0
@@ -223,8 +219,8 @@ class ExecutorHooks(WorkerHooks):
         """
         try:
             found = parse_task(item.value)
-        except BadRecord as error:
-            return (), self._damaged_ops(item, error)
+        except BadRecord:
+            return (), self._damaged_ops(item, item.why)
         return (), self._dead_outcome_ops(
             found, Outcome.from_exception(_died(found, item.attempts, item.why)), keep=item.id
         )
@@ -305,7 +301,7 @@ class ExecutorHooks(WorkerHooks):
         try:
             item = parse_task(claim.value)
         except BadRecord as error:
-            return DeadLetter(f"it is not a task: {error}"[:500], tuple(self._damaged_ops(claim.item, error)))
+            return DeadLetter(f"it is not a task: {error}"[:500], tuple(self._damaged_ops(claim.item, str(error))))
         target = item.target
         if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
@@ -318,7 +314,6 @@ class ExecutorHooks(WorkerHooks):
             if item.submitter_id in self._departed:  # it left between our claim and this call
                 return Release("its submitter is gone", count=False)
             self._running[claim.item.id] = (claim.item.path, item.submitter_id)
-        attempt = parse_tries(_why(claim)) + 1
         registered = self._node.functions.get(item.function) if item.function != PICKLED else None
         timeout_s = item.timeout_s or (None if registered is None else registered.timeout_s)
         call = (
@@ -326,7 +321,7 @@ class ExecutorHooks(WorkerHooks):
             if item.blob is None
             else partial(self._call, item.function, item.blob)
         )
-        return Run(call, item.id, timeout_s, attempt)
+        return Run(call, item.id, timeout_s, claim.item.failures + 1)
 
     def _decide_unknown_function(self, item: TaskItem, claim: QueueClaim) -> Ending:
         """Return how to end the claim of a task whose function is not registered on this worker.
@@ -357,25 +352,17 @@ class ExecutorHooks(WorkerHooks):
                 return Release("its submitter is gone", count=False)
         if outcome.failure is None:
             return self._done(item, outcome, claim)
-        attempt = parse_tries(_why(claim)) + 1
+        attempt = claim.item.failures + 1
         pause_s = retry_pause_s(self._retry(item), attempt, outcome) if policy_allows_retry(item, outcome) else None
         if pause_s is not None:
-            why = f"{_FAILED.format(attempt)} on {self._node.member_id}: {outcome.failure.summary}"
-            return Release(why[:300], after_s=pause_s, count=False, partition=self._choose_release_partition(claim))
+            why = f"attempt {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"[:300]
+            partition = self._choose_release_partition(claim)
+            return Release(why, after_s=pause_s, count=False, failed=True, partition=partition)
         return self._done(item, outcome, claim)
 
     def on_claim_lost(self, claim: QueueClaim) -> None:
         """Record that a task is no longer running here, because its claim was lost."""
         self.on_run_ended(claim.item.path, claim.item.id)
-
-    def release_reason(self, claim: QueueClaim, why: str) -> str:
-        """Return the reason of a release with the number of failed attempts added. The number is stored only there.
-
-        Args:
-            claim: The claim.
-            why: The reason without the number.
-        """
-        return prepend_tries(parse_tries(_why(claim)), why)
 
     def build_dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:
         """Return the writes that store the outcome of a task that was claimed too often."""
@@ -432,7 +419,7 @@ class ExecutorHooks(WorkerHooks):
         """
         return self._outcome_ops(item, outcome, outcome.to_bytes(), keep=keep)
 
-    def _damaged_ops(self, item: QueueItem, error: BadRecord) -> list[Op]:
+    def _damaged_ops(self, item: QueueItem, why: str) -> list[Op]:
         """Return the writes that fail a task whose queue item is damaged. Its ID is part of the item's key.
 
         Empty if the task has other copies, of which one may still give the result.
@@ -444,7 +431,7 @@ class ExecutorHooks(WorkerHooks):
             return []
         if copy != ONLY_COPY:
             return []
-        outcome = Outcome.from_exception(BadRecord(f"task {task_id} is stored damaged: {error}"), is_final=True)
+        outcome = Outcome.from_exception(BadRecord(f"task {task_id} is stored damaged: {why}"), is_final=True)
         is_detached = submitter_id == DETACHED
         key = self._keys.outcome_key(task_id) if is_detached else self._keys.result_key(submitter_id, number)
         location = TaskLocation(task_id, (item.partition,), item.sort_key, key)
@@ -483,26 +470,6 @@ def policy_allows_retry(item: TaskItem, outcome: Outcome) -> bool:
     names = [outcome.failure.type_name] if kind is None else [type_name(each) for each in kind.__mro__[:-1]]
     on = item.retry.on
     return not set(names).isdisjoint(on) or (kind is None and type_name(Exception) in on)
-
-
-def parse_tries(why: str) -> int:
-    """Return the number of failed attempts in the stored reason of a release."""
-    found = _TRIED.match(why)
-    return int(found.group(1)) if found is not None else 0
-
-
-def prepend_tries(tries: int, why: str) -> str:
-    """Return the reason of a release with the number of failed attempts as a prefix. Pure.
-
-    Args:
-        tries: The number.
-        why: The reason.
-    """
-    return f"{_FAILED.format(tries)}; then {why or 'given back'}" if tries > parse_tries(why) else why
-
-
-def _why(claim: QueueClaim) -> str:
-    return str(getattr(claim.item, "why", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,7 @@ class QueueClaim(GuardsWork):
         why: str = "",
         *,
         count: bool = True,
+        failed: bool = False,
         partition: str | None = None,
         checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
@@ -271,6 +272,7 @@ class QueueClaim(GuardsWork):
         Args:
             why: The reason, stored in the item.
             count: Whether this take counts as an attempt.
+            failed: Whether to add one to the item's ``failures``, which has no limit.
             partition: Move the item to this partition, under the same sort key. None keeps its partition. Not in a
                 bounded queue.
             checks: Further preconditions of the transaction.
@@ -287,7 +289,8 @@ class QueueClaim(GuardsWork):
             why = why or f"given back {self.attempts} times"
             await steps_of(self.move_to_dead_letters)(why, checks, ops, timeout_s=timeout_s)
             return
-        await self._end([*self._release_ops(why, count=count, partition=partition), *ops], checks, timeout_s)
+        released = self._release_ops(why, count=count, failed=failed, partition=partition)
+        await self._end([*released, *ops], checks, timeout_s)
 
     @driven
     async def move_to_dead_letters(
@@ -332,18 +335,21 @@ class QueueClaim(GuardsWork):
         """
         return self._prepare_ending([*self._delete_ops(), *ops])
 
-    def prepare_release(self, why: str = "", *, count: bool = True, partition: str | None = None) -> ClaimEnding:
+    def prepare_release(
+        self, why: str = "", *, count: bool = True, failed: bool = False, partition: str | None = None
+    ) -> ClaimEnding:
         """Return the checks and writes of ``release``, for a transaction of yours. It makes no dead letters.
 
         Args:
             why: The reason, stored in the item.
             count: Whether this take counts as an attempt.
+            failed: Whether to add one to the item's ``failures``.
             partition: Move the item to this partition instead.
         Raises:
             LockLost: The item is no longer ours.
         """
         check_text(why, "the reason")
-        return self._prepare_ending(self._release_ops(why, count=count, partition=partition))
+        return self._prepare_ending(self._release_ops(why, count=count, failed=failed, partition=partition))
 
     def _prepare_ending(self, ops: Sequence[Op]) -> ClaimEnding:
         if self._home.is_foreign:
@@ -352,9 +358,10 @@ class QueueClaim(GuardsWork):
             raise self._lost_error()
         return ClaimEnding(self, tuple(ops))
 
-    def _release_ops(self, why: str, *, count: bool, partition: str | None) -> list[Op]:
+    def _release_ops(self, why: str, *, count: bool, failed: bool, partition: str | None) -> list[Op]:
         item = self.item.with_reason(why)
-        stored = (item if count else item.without_last_attempt()).to_bytes()
+        item = item if count else item.without_last_attempt()
+        stored = (item.with_failure() if failed else item).to_bytes()
         if partition is None or partition == item.partition:
             return [Put(item.key, stored)]
         check_member(partition, "partition")

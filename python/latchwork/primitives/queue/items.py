@@ -150,6 +150,7 @@ class ItemHeader(Struct, frozen=True, omit_defaults=True):
     data: Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     nonce: str = ""
     claim: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16}\.[0-9a-f]{16})?\Z")] = ""
+    failures: Count = 0
     partition: str = ""
     sort_key: str = ""
     id: str = ""
@@ -182,6 +183,7 @@ class QueueItem(Struct, frozen=True):
         nonce: A unique text of the call that put it.
         claim: Its last claim: the ID of the holder, and an ID of the taking transaction; "" if it was released or never
             taken.
+        failures: How often it was released with ``failed=True``.
         more: Fields of a later version of the format, kept unchanged.
     """
 
@@ -198,6 +200,7 @@ class QueueItem(Struct, frozen=True):
     version: Hashable = None
     nonce: str = ""
     claim: str = ""
+    failures: int = 0
     more: Mapping[str, object] = {}
 
     def __repr__(self) -> str:
@@ -256,7 +259,9 @@ class QueueItem(Struct, frozen=True):
         Args:
             position: Only for a dead letter: the partition, the sort key and the ID that the item had in the queue.
         """
-        head = ItemHeader(self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, *position)
+        head = ItemHeader(
+            self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, self.failures, *position
+        )
         return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 
     def with_entry(self, entry: Entry) -> QueueItem:
@@ -275,9 +280,13 @@ class QueueItem(Struct, frozen=True):
         """Return a copy with one attempt less."""
         return replace(self, attempts=max(0, self.attempts - 1))
 
+    def with_failure(self) -> QueueItem:
+        """Return a copy with one more failure."""
+        return replace(self, failures=self.failures + 1)
+
     def with_attempts_reset(self) -> QueueItem:
-        """Return a copy with no attempts, no claim and no reason."""
-        return replace(self, attempts=0, why="", nonce="", claim="")
+        """Return a copy with no attempts, no failures, no claim and no reason."""
+        return replace(self, attempts=0, failures=0, why="", nonce="", claim="")
 
 
 def build_put_ops(
@@ -448,6 +457,7 @@ def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "")
         entry.version,
         head.nonce,
         head.claim,
+        head.failures,
         more,
     )
 

@@ -199,9 +199,13 @@ class ClaimFinisher:
         if ending.count and claim.is_last:
             why = ending.why or f"released {claim.attempts} times"
             return self._dead_letter(claim, DeadLetter(why, tuple(self._hooks.build_dead_letter_ops(claim, why))))
-        why = self._hooks.release_reason(claim, ending.why)
         claim.release(
-            why, count=ending.count, partition=ending.partition, ops=self._hooks.build_ending_ops(claim), timeout_s=0.0
+            ending.why,
+            count=ending.count,
+            failed=ending.failed,
+            partition=ending.partition,
+            ops=self._hooks.build_ending_ops(claim),
+            timeout_s=0.0,
         )
         return "released"
 
@@ -308,7 +312,7 @@ def _fallback_ending(claim: QueueClaim, ending: Release | DeadLetter) -> Release
     """
     if isinstance(ending, Release) and ending.count and claim.is_last:
         return DeadLetter(ending.why)
-    return Release(ending.why, count=False)
+    return Release(ending.why, count=False, failed=isinstance(ending, Release) and ending.failed)
 
 
 class DelayQueue:

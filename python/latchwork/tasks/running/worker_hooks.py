@@ -75,12 +75,14 @@ class Release(Struct, frozen=True):
         why: The reason, stored in the item.
         after_s: Length of the pause in seconds.
         count: Whether this counts as an attempt.
+        failed: Whether to add one to the item's ``failures``.
         partition: Partition to move the item to; None keeps its partition.
     """
 
     why: str = ""
     after_s: float = 0.0
     count: bool = True
+    failed: bool = False
     partition: str | None = None
 
 
@@ -186,15 +188,6 @@ class WorkerHooks(ABC):
         none.
         """
         return ()
-
-    def release_reason(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - for overrides
-        """Return the text to store in a released item. Must not use the store. Default: the reason of the release.
-
-        Args:
-            claim: The claim.
-            why: The reason of the release.
-        """
-        return why
 
     def build_dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
         """Return additional writes for an item that becomes a dead letter because its last attempt was released.
