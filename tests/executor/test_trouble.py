@@ -13,7 +13,18 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait, where
 from latchwork.errors import BadRecord, OutcomeUnknown, QuotaExceeded, SessionLost
-from latchwork.executor import ExecutorWorker, Member, TaskDied, dead_tasks, inspect, list_tasks, requeue_task
+from latchwork.executor import (
+    ExecutorWorker,
+    Member,
+    TaskDied,
+    dead_tasks,
+    find_task,
+    inspect,
+    list_tasks,
+    requeue_task,
+)
+from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
+from latchwork.executor.keys import Keys
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
@@ -385,16 +396,18 @@ def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(workers, 
 
 
 def damage(store, kind, partition="any"):
-    """Damage the stored item of a partition."""
+    """Damage the stored items of a partition."""
     system = system_namespace(store, "executor")
-    (entry,) = system.list(f"default/backlog/partitions/{partition}/items", recursive=True)
-    header, value = entry.value.split(b"\n", 1)
-    damaged = {
-        "task": header + b"\nno task",
-        "count": header.replace(b"{", b'{"failures":"two",', 1) + b"\n" + value,
-        "item": b"no item",
-    }
-    system.put(entry.key, damaged[kind])
+    entries = system.list(f"default/backlog/partitions/{partition}/items", recursive=True)
+    assert entries
+    for entry in entries:
+        header, value = entry.value.split(b"\n", 1)
+        damaged = {
+            "task": header + b"\nno task",
+            "count": header.replace(b"{", b'{"failures":"two",', 1) + b"\n" + value,
+            "item": b"no item",
+        }
+        system.put(entry.key, damaged[kind])
 
 
 @pytest.mark.parametrize(("kind", "named"), [("task", "no task"), ("count", "failures"), ("item", "malformed")])
@@ -417,18 +430,70 @@ def test_a_detached_task_whose_stored_item_is_damaged_fails(workers, pool, store
         ref.result(PATIENCE_S)
 
 
-def test_a_damaged_copy_leaves_the_result_to_the_others(workers, pool, store, eventually):
+@pytest.fixture
+def copied(workers, pool, store, eventually):
+    """A task with a copy for each of two workers, which are busy until ``<worker>/go`` is written."""
     for name in ("n1", "n2"):
         workers(name, slots=1, steal_after_s=None)
         pool.submit(wait, name)
         eventually(lambda name=name: starts(store, name))
     future = pool.with_options(copies=2).submit(square, 3)
     pool.flush(PATIENCE_S)
+    return future
+
+
+def test_a_damaged_copy_leaves_the_result_to_the_others(copied, store, eventually):
     damage(store, "task", "m.n1")
     store.put("n1/go", b"")
     eventually(lambda: len(dead_tasks(store)) == 1)
     store.put("n2/go", b"")
-    assert future.result(PATIENCE_S) == 9
+    assert copied.result(PATIENCE_S) == 9
+
+
+@pytest.mark.parametrize("kind", ["task", "item"])
+def test_a_task_whose_copies_are_all_damaged_fails(copied, store, kind):
+    for name in ("n1", "n2"):
+        damage(store, kind, f"m.{name}")
+    for name in ("n1", "n2"):
+        store.put(f"{name}/go", b"")
+    with pytest.raises(BadRecord, match=copied.id):
+        copied.result(PATIENCE_S)
+    assert len(dead_tasks(store)) == 2
+
+
+@pytest.mark.parametrize("kind", ["task", "item"])
+def test_copies_damaged_while_no_worker_runs_wait_for_one_or_are_cancelled(workers, pool, store, kind):
+    copies = pool.with_options(copies=2)
+    future, dropped, ref = copies.submit(square, 3), copies.submit(square, 4), copies.detached(square, 5)
+    pool.flush(PATIENCE_S)
+    damage(store, kind)
+    with pytest.raises(TimeoutError, match="no worker is online"):
+        future.result(2.0)
+    assert future.state().phase == ref.state().phase == "queued"
+    assert all("is not a task" in task.why for task in list_tasks(store))
+    with pytest.raises(BadRecord):
+        find_task(store, future.id)
+    assert dropped.cancel()
+    workers()
+    with pytest.raises(BadRecord, match=future.id):
+        future.result(PATIENCE_S)
+    with pytest.raises(BadRecord, match=ref.id):
+        ref.result(PATIENCE_S)
+
+
+def test_workers_that_find_the_last_two_copies_damaged_together_fail_the_task(workers, pool, store):
+    future = pool.with_options(copies=2).submit(square, 3)
+    pool.flush(PATIENCE_S)
+    damage(store, "task")
+    system = system_namespace(store, "executor")
+    with closing(WorkQueue(system, "default/backlog")) as backlog:
+        profile = WorkerProfile("n1", WORK, allow_pickle=False, labels={}, accept=None)
+        hooks = ExecutorHooks(system, Keys("default"), backlog, profile, lambda: ["n1"])
+        found = [(item, hooks.build_dead_letter_ops(item)) for item in backlog.items()]
+        assert [backlog.move_to_dead_letters(item, "damaged", *extras) for item, extras in found] == [True, False]
+    workers()
+    with pytest.raises(BadRecord, match=future.id):
+        future.result(PATIENCE_S)
 
 
 def test_hostile_results_fail_one_future_and_no_other(workers, pool, store):

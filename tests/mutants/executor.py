@@ -107,6 +107,14 @@ DEFECTS = (
     ),
     Defect(
         "Executor",
+        "a damaged copy leaves the result to a copy that may be gone",
+        "executor/hooks.py",
+        "            return [Exists(other)], ()\n",
+        "            return (), ()\n",
+        id_of("executor/trouble", "workers_that_find_the_last_two_copies_damaged_together_fail_the_task", on="memory"),
+    ),
+    Defect(
+        "Executor",
         "a sweep does not check which submitters are alive",
         "executor/sweeper.py",
         "        return seen - set(await ask(self._store.children, self._keys.submitters)) if seen else set()\n",

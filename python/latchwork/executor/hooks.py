@@ -213,14 +213,14 @@ class ExecutorHooks(WorkerHooks):
         except BadRecord:
             return (), ()
 
-    def build_unclaimed_dead_letter_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return the writes that store the outcome of a task for its submitter, for the transaction that dead-letters
-        the task.
+    def build_dead_letter_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Return the checks and writes that store the outcome of a task for its submitter, for the transaction that
+        dead-letters the task.
         """
         try:
             found = parse_task(item.value)
         except BadRecord:
-            return (), self._damaged_ops(item, item.why)
+            return self._build_damaged_ops(item)
         return (), self._dead_outcome_ops(
             found, Outcome.from_exception(_died(found, item.attempts, item.why)), keep=item.id
         )
@@ -301,7 +301,7 @@ class ExecutorHooks(WorkerHooks):
         try:
             item = parse_task(claim.value)
         except BadRecord as error:
-            return DeadLetter(f"it is not a task: {error}"[:500], tuple(self._damaged_ops(claim.item, str(error))))
+            return DeadLetter(str(error)[:500])
         target = item.target
         if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
@@ -364,16 +364,6 @@ class ExecutorHooks(WorkerHooks):
         """Record that a task is no longer running here, because its claim was lost."""
         self.on_run_ended(claim.item.path, claim.item.id)
 
-    def build_dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:
-        """Return the writes that store the outcome of a task that was claimed too often."""
-        try:
-            item = parse_task(claim.value)
-        except BadRecord:
-            return ()
-        return self._dead_outcome_ops(
-            item, Outcome.from_exception(_died(item, claim.attempts, why)), keep=claim.item.id
-        )
-
     def _choose_release_partition(self, claim: QueueClaim) -> str | None:
         """Return the partition to which a task is released. None leaves the task where it is.
 
@@ -419,23 +409,36 @@ class ExecutorHooks(WorkerHooks):
         """
         return self._outcome_ops(item, outcome, outcome.to_bytes(), keep=keep)
 
-    def _damaged_ops(self, item: QueueItem, why: str) -> list[Op]:
-        """Return the writes that fail a task whose queue item is damaged. Its ID is part of the item's key.
+    def _build_damaged_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Return the writes that fail a task whose queue item is damaged. The task's ID is part of the item's key.
 
-        Empty if the task has other copies, of which one may still give the result.
+        If another copy of the task is stored, return only the check that it still exists: that copy gives the result.
         """
         task_id, _, copy = item.id.rpartition(".")
         try:
             submitter_id, number = parse_task_id(task_id)
         except InvalidKey:
-            return []
-        if copy != ONLY_COPY:
-            return []
-        outcome = Outcome.from_exception(BadRecord(f"task {task_id} is stored damaged: {why}"), is_final=True)
+            return (), ()
+        other = self._find_other_copy(task_id, item) if copy != ONLY_COPY else None
+        if other is not None:
+            return [Exists(other)], ()
+        outcome = Outcome.from_exception(BadRecord(f"task {task_id} is stored damaged: {item.why}"), is_final=True)
         is_detached = submitter_id == DETACHED
         key = self._keys.outcome_key(task_id) if is_detached else self._keys.result_key(submitter_id, number)
         location = TaskLocation(task_id, (item.partition,), item.sort_key, key)
-        return [Put(key, outcome.to_bytes()), *create_finished_ops(self._keys, location, outcome)]
+        return (), [Put(key, outcome.to_bytes()), *create_finished_ops(self._keys, location, outcome)]
+
+    def _find_other_copy(self, task_id: str, item: QueueItem) -> str | None:
+        """Return the key of another stored copy of a task; None if there is none.
+
+        A copy may be moved to the shared partition, and never from there. Therefore the shared partition is read last.
+        """
+        for partition in sorted({*self._backlog.partitions(), ANY}, key=lambda each: each == ANY):
+            prefix = self._backlog.key(partition, item.sort_key, "x").removesuffix("/x")
+            for name in self._store.children(prefix):
+                if name != item.id and name.rpartition(".")[0] == task_id:
+                    return f"{prefix}/{name}"
+        return None
 
     def _outcome_ops(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]

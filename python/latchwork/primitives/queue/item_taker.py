@@ -455,7 +455,7 @@ class ItemTaker:
             False if the item has changed or a check failed.
         """
         dead_item = item.with_reason(why)
-        checks, ops = extra(dead_item)
+        checks, ops = await call_user_function(extra, dead_item)
         letter = item.id
         while True:
             dead = build_dead_letter_put(self._keys, dead_item, letter)

@@ -390,8 +390,8 @@ class WorkQueue(Closable):
             extra: Called with an item that is wanted; returns checks and writes for the transaction that takes it.
                 Items of one transaction may share checks. Two items that write the same key are taken in different
                 transactions.
-            extra_dead: Called with an item that has no attempts left and whose last consumer died; returns checks and
-                writes for the transaction that makes it a dead letter.
+            extra_dead: Called with an item that is invalid, or that has no attempts left and whose last consumer died;
+                returns checks and writes for the transaction that makes it a dead letter.
             on_refused: Called with an item whose extra checks or writes failed; it stays in the queue.
             on_dead: Called with an item that this call made a dead letter.
             shard: Called with a partition; returns the shard of it that this consumer prefers. Consumers that know each

@@ -197,8 +197,7 @@ class ClaimFinisher:
 
     def _release(self, claim: QueueClaim, ending: Release) -> str:
         if ending.count and claim.is_last:
-            why = ending.why or f"released {claim.attempts} times"
-            return self._dead_letter(claim, DeadLetter(why, tuple(self._hooks.build_dead_letter_ops(claim, why))))
+            return self._dead_letter(claim, DeadLetter(ending.why or f"released {claim.attempts} times"))
         claim.release(
             ending.why,
             count=ending.count,
@@ -210,7 +209,10 @@ class ClaimFinisher:
         return "released"
 
     def _dead_letter(self, claim: QueueClaim, ending: DeadLetter) -> str:
-        claim.move_to_dead_letters(ending.why, ops=[*ending.ops, *self._hooks.build_ending_ops(claim)], timeout_s=0.0)
+        dead_item = claim.item.with_reason(ending.why)
+        checks, ops = self._hooks.build_dead_letter_ops(dead_item) if ending.has_hook_ops else ((), ())
+        ops = [*ending.ops, *ops, *self._hooks.build_ending_ops(claim)]
+        claim.move_to_dead_letters(ending.why, checks, ops, timeout_s=0.0)
         return "dead_lettered"
 
     # Done
@@ -311,7 +313,7 @@ def _fallback_ending(claim: QueueClaim, ending: Release | DeadLetter) -> Release
         ending: What was refused.
     """
     if isinstance(ending, Release) and ending.count and claim.is_last:
-        return DeadLetter(ending.why)
+        return DeadLetter(ending.why, has_hook_ops=False)
     return Release(ending.why, count=False, failed=isinstance(ending, Release) and ending.failed)
 
 

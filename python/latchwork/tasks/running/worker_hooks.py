@@ -92,10 +92,12 @@ class DeadLetter(Struct, frozen=True):
     Attributes:
         why: The reason, stored in the dead letter.
         ops: Additional writes.
+        has_hook_ops: Whether to add the checks and writes of the hook ``build_dead_letter_ops``.
     """
 
     why: str = ""
     ops: tuple[Op, ...] = ()
+    has_hook_ops: bool = True
 
 
 Ending = Done | Release | DeadLetter
@@ -138,11 +140,11 @@ class WorkerHooks(ABC):
         """Return additional checks and additional writes for the transaction that claims an item. Default: none."""
         return (), ()
 
-    def build_unclaimed_dead_letter_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
+    def build_dead_letter_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
         """Return additional checks and additional writes for the transaction that dead-letters an item.
 
-        Called for an item that was claimed too often, or is not a valid record. The value of an invalid item is all
-        that is stored. Default: none.
+        Called for any item that becomes a dead letter. Its ``why`` is the reason. The value of an item that is not a
+        valid record is all that is stored. May use the store. Default: none.
         """
         return (), ()
 
@@ -186,17 +188,6 @@ class WorkerHooks(ABC):
     def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
         """Return additional writes for the transaction that ends a claim in any way. Must not use the store. Default:
         none.
-        """
-        return ()
-
-    def build_dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
-        """Return additional writes for an item that becomes a dead letter because its last attempt was released.
-
-        May use the store. Default: none.
-
-        Args:
-            claim: The claim.
-            why: The reason of the release.
         """
         return ()
 
