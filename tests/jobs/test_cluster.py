@@ -512,6 +512,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             membership._manager._latch.fence,
             alive=alive,
             pools=PoolCache(memory, pools),
+            nodes=None,
             restarts=None,
             options=membership._manager_options(),
         )

@@ -81,7 +81,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
         )
         with pytest.raises(Conflict):
             Leadership(
-                Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options
+                Leaders(), leader, fence, alive=alive, pools=known, nodes=None, restarts=None, options=options
             ).delete_unused_pools()
     go_on.set()
     thread.join(10)

@@ -126,7 +126,7 @@ def deposed(memory):
     me = NodeRecord.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL, values=False) as pools:
         term = Leadership(
-            memory, me, fence, alive=alive, pools=PoolCache(memory, pools), restarts=None, options=options()
+            memory, me, fence, alive=alive, pools=PoolCache(memory, pools), nodes=None, restarts=None, options=options()
         )
         memory.delete("leader/t")
         yield term

@@ -11,7 +11,7 @@ import latchwork
 from latchwork import Conflict
 from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockNotHeld, UnknownJob, explain_item, inspect, read_audit
-from latchwork.jobs.stored import cluster_store, keys
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.requests import (
     AuditRecord,
     decode_audit_record,
@@ -45,25 +45,6 @@ def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, 
     assert re.search(r"node n1 holds its lock since \d{4}-\d\d-\d\dT[\d:]+Z \(fencing token ", found.sentences[3])
     assert "everything is done up to 1970-01-01T00:10:00Z" in said(memory, "report", "north", fired=FireProgress(600.0))
     assert "has started and not ended" in said(memory, "report", "north", fired=FireProgress(600.0, 600.0))
-
-
-def test_a_damaged_share_is_explained_and_degrades_its_node_until_the_next_leader_repairs_it(
-    memory, cluster, eventually
-):
-    leader = cluster.node(memory, "n1", cluster.endless())
-    node = cluster.node(memory, "n2", cluster.endless())
-    eventually(lambda: node.stats().jobs["report"].items == leader.stats().jobs["report"].items == 2)
-    item = inspect(memory).nodes["n2"].assigned["report"][0]
-    memory.put(keys.share_key("n2", "report"), b"no share")
-    damaged = "the share of node n2 in job report is stored damaged"
-    eventually(lambda: any(damaged in each for each in node.health().degraded))
-    assert node.health().ok
-    assert damaged in said(memory, "report", item)
-    assert leader.health().degraded == ()
-    leader.close()
-    eventually(lambda: node.stats().jobs["report"].items == 4)
-    assert node.health().degraded == ()
-    assert damaged not in said(memory, "report", item)
 
 
 @pytest.mark.parametrize(

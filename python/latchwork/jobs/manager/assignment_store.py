@@ -236,6 +236,22 @@ class AssignmentStore:
             for begin in range(0, len(wave), _SLICE):
                 self._write_batch(wave[begin : begin + _SLICE], fence)
 
+    def delete_empty_shares(self, fence: Fence) -> None:
+        """Delete the stored shares without items: they were damaged when they were read, and are to have no items.
+
+        Args:
+            fence: Fence of the leadership.
+        Raises:
+            Conflict: As for ``write``.
+        """
+        found = [
+            ShareChange(worker, job, (), ())
+            for job, by_worker in self._shares.items()
+            for worker, share in by_worker.items()
+            if not share.content
+        ]
+        self.write(found, fence)
+
     def delete_worker_jobs(self, worker: str, fence: Fence) -> None:
         """Delete the stored job list of a dead worker: which jobs it could run.
 

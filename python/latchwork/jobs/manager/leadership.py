@@ -19,7 +19,7 @@ from latchwork.jobs.manager.strategies import ManagerOptions, encode_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.chunked_set import commit_all, find_orphaned_chunks
-from latchwork.jobs.stored.nodes import NodeRecord
+from latchwork.jobs.stored.nodes import NodeRecord, list_damage_reports
 from latchwork.jobs.stored.requests import delete_expired_requests, delete_old_audit_records
 from latchwork.jobs.stored.runs import delete_old_outcomes
 from latchwork.store import Mirror, Store
@@ -43,6 +43,7 @@ class Leadership:
         fence: Fence,
         *,
         alive: Mirror,
+        nodes: Mirror,
         pools: PoolCache,
         restarts: RestartTracker,
         options: ManagerOptions,
@@ -51,6 +52,7 @@ class Leadership:
         self._store = store
         self._fence = fence
         self._alive = alive
+        self._nodes = nodes
         self._pools = pools
         self._options = options
         self._assignment = AssignmentStore(
@@ -80,12 +82,19 @@ class Leadership:
     def rebalance(self) -> Rebalance:
         """Read what has changed, compute the assignment of items to workers, and write the differences.
 
+        If a node has reported a damaged share, read everything again. The damaged share then counts as empty and is
+        written again.
+
         Returns:
             The changes, and the jobs that could not be assigned.
         Raises:
             Conflict: Leadership is lost, or the stored assignment has changed: call ``discard_cache`` and try again.
         """
-        if not self.is_loaded:
+        reports = list_damage_reports(self._nodes.snapshot())
+        if reports:
+            self.discard_cache()
+        was_loaded = self.is_loaded
+        if not was_loaded:
             registered = [member for member in self._list_members().values() if member.state == "ready"]
             self._assignment.load(
                 self._fence
@@ -120,6 +129,9 @@ class Leadership:
                 len(workers),
                 self._store.clock.now() - started,
             )
+        if not was_loaded:
+            self._assignment.delete_empty_shares(self._fence)
+        commit_all(self._store, [self._fence], [Delete(key) for key in reports])
         if not result.failed:
             self.restarts.delete_finished_records(records, workers)
         self._delete_dead_workers(members)

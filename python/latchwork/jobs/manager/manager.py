@@ -249,7 +249,14 @@ class ClusterManager:
             restarts = RestartTracker(self._store, nodes, fence, self._me.incarnation)
             known = PoolCache(self._store, pools)
             term = Leadership(
-                self._store, self._me, fence, alive=alive, pools=known, restarts=restarts, options=self._options()
+                self._store,
+                self._me,
+                fence,
+                alive=alive,
+                nodes=nodes,
+                pools=known,
+                restarts=restarts,
+                options=self._options(),
             )
             self._manage(term)
         log.info("node %s no longer manages the cluster", self._me.worker)

@@ -122,7 +122,7 @@ def describe_damaged_share(node_id: str, job_id: str, damage: str) -> str:
     """
     return (
         f"the share of node {node_id} in job {job_id} is stored damaged ({damage}), and its items do not run there; "
-        "the next leader writes it again, so restart the node that manages the cluster"
+        "the manager writes it again within seconds; if that does not help, find out which program overwrites it"
     )
 
 

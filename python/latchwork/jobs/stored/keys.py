@@ -13,6 +13,7 @@ Keys:   alive/<worker>                              a running node; session-boun
         settings/cluster, settings/jobs/<job>       settings that may change at any time; see jobs/settings.py
         audit/<number>                              log of locks released by operators; see requests.py
         nodes/<node>[/reserved/<job>[/<chunk>]]     nodes that are drained or restarting; see nodes.py
+        nodes/<node>/damaged/<job>                  the node cannot read its share; session-bound; see nodes.py
         versions/{work-pool,worker,assignment}      guards, rewritten with each change of their subtree
 """
 

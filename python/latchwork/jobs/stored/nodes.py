@@ -3,6 +3,7 @@
 Keys:   alive/<worker>                          JSON, session-bound; a running worker
         nodes/<node>                            JSON; absent for a node in normal operation
         nodes/<node>/reserved/<job>[/<chunk>]   the share that is reserved for a restarting node
+        nodes/<node>/damaged/<job>              empty, session-bound; asks the leader to write the node's share again
 
 No I/O.
 """
@@ -219,6 +220,20 @@ def reserved_share_key(node: str, job: str = "") -> str:
     prefix of these keys.
     """
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
+
+
+def damage_report_key(node: str, job: str) -> str:
+    """Return the key by which a node reports that its share of a job is damaged. The leader deletes it."""
+    return f"{NODES}/{node}/damaged/{job}"
+
+
+def list_damage_reports(stored_keys: Iterable[str]) -> list[str]:
+    """Return the keys of the reports that shares are damaged.
+
+    Args:
+        stored_keys: All keys at and below ``nodes``.
+    """
+    return [key for key in stored_keys if key.split("/")[2:3] == ["damaged"]]
 
 
 def group_reserved_keys(stored_keys: Iterable[str]) -> dict[str, list[str]]:

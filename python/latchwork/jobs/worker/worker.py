@@ -22,6 +22,7 @@ from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
 from latchwork.jobs.stored.caches import ShareCache
+from latchwork.jobs.stored.nodes import damage_report_key
 from latchwork.jobs.stored.runs import JobOutcome
 from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockBatches, LockScheduler, RunLocks
 from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
@@ -50,6 +51,8 @@ _JOIN_POLL_S = 0.5
 #: Seconds for which the worker acquires locks before the next full check, without and with a pending event.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
+#: Seconds between two reports of damaged shares to the manager.
+_REPORT_S = 5.0
 #: Least duration of that phase as a multiple of the last check, which is slow with very many items.
 _FILL_PER_CHECK = 3.0
 
@@ -187,6 +190,7 @@ class JobWorker:
         self._wall = wall
         self._node_id = node_id
         self._wake = Signal()
+        self._get_session = session or (lambda: None)
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
         self._settings = settings
         self._observers = observers
@@ -202,6 +206,7 @@ class JobWorker:
         self._live: dict[int, JobRun] = {}
         self._ending: tuple[JobRun, ...] = ()  # removed, but with a thread that is still running
         self._shares: ShareCache | None = None
+        self._report_at = -math.inf
         self._closing = Signal()
         self._close_by = math.inf
         self._closer: JobRun | None = None
@@ -408,7 +413,18 @@ class JobWorker:
             self._wake.set()
         if closing:
             return max(0.01, self._close_by - self._clock.now())
+        self._report_damaged_shares()
         return self._next_check_s()
+
+    def _report_damaged_shares(self) -> None:
+        """Ask the manager to write the damaged shares of this node again. Ask again after a pause if one is damaged
+        then, so that a share which another program overwrites again and again is not written all the time.
+        """
+        now, session, damaged = self._clock.now(), self._get_session(), self.list_damaged_shares()
+        if damaged and session is not None and now >= self._report_at:
+            self._report_at = now + _REPORT_S
+            for job_id in sorted(damaged):
+                self._store.put(damage_report_key(self._node_id, job_id), b"", session=session)
 
     def _next_check_s(self) -> float | None:
         now = self._now()
@@ -417,6 +433,8 @@ class JobWorker:
             for state in self._states.values()
             if (remaining_pause_s := state.remaining_pause_s(now)) > 0
         ]
+        if self.list_damaged_shares():
+            waits.append(max(_RETRY_S, self._report_at - self._clock.now()))
         if self._is_lock_at_risk() or any(run.has_pending_listeners for run in self._list_live_runs()):
             waits.append(_RETRY_S)
         stuck_s = self._warn_of_stuck_runs()
