@@ -135,5 +135,6 @@ def test_more_than_five_failures_are_not_run_again(ci):
 
 def test_hosted_ci_runs_the_same_targets():
     hosted = (RUN.parents[1] / ".github" / "workflows" / "ci.yml").read_text()
-    targets = set(re.findall(r"^make (\w+)", RUN.read_text(), re.MULTILINE))
+    commands = re.findall(r"^make (.*) </dev/null", RUN.read_text(), re.MULTILINE)
+    targets = {word for command in commands for word in command.split() if not word.startswith("-")}
     assert targets == set(re.findall(r"run: make (\w+)", hosted)) == {"build", "lint", "docs", "test"}
