@@ -30,7 +30,7 @@ class When(Enum):
 
     ALWAYS = "every day"
     IN_TURN = "on the days on which it is the turn of this backend for the test's file"
-    OWN = "every day in the conformance suite and in the backend's own folder, nowhere else"
+    OWN = "every day in the backend's own folder, on some days in each file of the conformance suite, nowhere else"
     ON_REQUEST = "only where SERVERS names it, or is all and the server is on this machine"
 
 

@@ -2,7 +2,8 @@
 
 `make test` runs a test file in memory and on one more backend, whose turn it is: that follows from the file's name and
 the date, and every file meets every one of them within as many days as there are to take turns. Some folders run on
-every backend every day, and of the plays, which are samples of long forms, each day has a share.
+every backend every day. Of the plays, which are samples of long forms, and of the slow tests each day has a share, and
+of the contract on backends that differ from another one in little.
 
 SERVERS says otherwise: names of backends (``etcd35,zookeeper``), ``all``, or a date, whose turns are repeated.
 `make check` runs with ``all``.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -26,9 +27,13 @@ from backends_table import BACKENDS, BY_NAME, When
 #: Whether this run has the long form of tests that are done for as long as one likes; `make check WHAT=tests` has.
 LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 #: Run on every backend every day: the contract, what belongs to one server, and signals.
-EVERY_DAY = ("conformance/", "backends/", "trials/interrupts/test_signals.py")
+CONTRACT = "conformance/"
+EVERY_DAY = (CONTRACT, "backends/", "trials/interrupts/test_signals.py")
 #: Samples of long forms: each play is in a run on one day in so many.
 PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
+#: Each slow test is in a run on one day in so many; so is each file of the contract, on a backend that is `When.OWN`.
+#: It shares no factor with the number of backends that take turns: a slow test meets each of them.
+SHARE = 3
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.
 SAMPLES = (*PLAYS, "trials/history/", "trials/storms/", "trials/interrupts/", "model/")
 #: Folders whose tests any driver of protocols can run, and the drivers.
@@ -37,6 +42,7 @@ DRIVERS = ("thread", "loop")
 #: The backends that take turns.
 TURNS = tuple(backend.name for backend in BACKENDS if backend.when is When.IN_TURN)
 _ALWAYS = frozenset(backend.name for backend in BACKENDS if backend.when is When.ALWAYS)
+_OWN = frozenset(backend.name for backend in BACKENDS if backend.when is When.OWN)
 _ON_REQUEST = frozenset(backend.name for backend in BACKENDS if backend.when is When.ON_REQUEST)
 
 
@@ -112,26 +118,39 @@ def drivers(file: str, text: str) -> tuple[str, ...]:
     return (DRIVERS[(crc32(b"driver of " + _below_tests(file).encode()) + turn) % len(DRIVERS)],)
 
 
-def chosen(tests: Iterable[str], choice: Choice) -> set[str]:
+def chosen(tests: Iterable[str], choice: Choice, slow: Collection[str] = ()) -> set[str]:
     """Which of these tests a run has, by their ids.
 
     The tests of a function have to be among them all, or none: from them follows which servers it has.
+
+    Args:
+        tests: the ids.
+        choice: what SERVERS says.
+        slow: the ids of those that are marked as slow.
     """
     tests = list(tests)
     on: dict[str, set[str]] = {}
     for test in tests:
         on.setdefault(test.partition("[")[0], set()).update(backends_of(test))
-    return {test for test in tests if _is_chosen(test, on[test.partition("[")[0]], choice)}
+    return {
+        test
+        for test in tests
+        if _is_chosen(test, on[test.partition("[")[0]], choice)
+        and (test not in slow or choice.day is None or _has_its_day(_without_backends(test), choice.day, SHARE))
+    }
 
 
 def always(test: str) -> bool:
     """Whether every `make test` has this test, whichever server's turn it is.
 
     So are tests without a backend among their parameters, those in memory, and those of the folders that run on every
-    backend. Not so are the others, and the samples of long forms, although a run may have them.
+    backend. Not so are the others, and the samples of long forms, although a run may have them. Nor are slow tests,
+    which their ids do not show.
     """
     below, backends = _below_tests(test), backends_of(test)
     if backends and below.startswith(SAMPLES):
+        return False
+    if below.startswith(CONTRACT) and _OWN.intersection(backends):
         return False
     return _ALWAYS.issuperset(backends) or (below.startswith(EVERY_DAY) and not _ON_REQUEST.intersection(backends))
 
@@ -150,11 +169,22 @@ def _is_chosen(test: str, on: set[str], choice: Choice) -> bool:
         return backends <= choice.servers | _ALWAYS or below.startswith(EVERY_DAY)
     share = next((share for folder, share in PLAYS.items() if below.startswith(folder)), 1)
     if share > 1 and backends:
-        return (crc32(below.encode()) + choice.day.toordinal()) % share == 0
+        return _has_its_day(below, choice.day, share)
+    if below.startswith(CONTRACT) and backends & _OWN:
+        return _has_its_day(below.partition("::")[0], choice.day, SHARE)
     if backends <= _ALWAYS or below.startswith(EVERY_DAY):
         return True
     wanted = [*turns(below.partition("::")[0], choice.day), *BY_NAME]
     return next(name for name in wanted if name in on - _ALWAYS) in backends
+
+
+def _has_its_day(name: str, day: dt.date, share: int) -> bool:
+    return (crc32(name.encode()) + day.toordinal()) % share == 0
+
+
+def _without_backends(test: str) -> str:
+    function, _, parameters = _below_tests(test).partition("[")
+    return "-".join([function, *(part for part in parameters.removesuffix("]").split("-") if part not in BY_NAME)])
 
 
 def _below_tests(name: str) -> str:

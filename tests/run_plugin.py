@@ -91,7 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     choice = config.stash[CHOICE]
     missing = _missing(choice)
     named = {argument.removeprefix("./") for argument in config.args if argument.endswith("]")}
-    wanted = chosen((item.nodeid for item in items), choice) | named
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow") is not None}
+    wanted = chosen((item.nodeid for item in items), choice, slow) | named
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:

@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 from backends_table import BACKENDS, BY_NAME, When
-from levels import DRIVEN, DRIVERS, PLAYS, TURNS, Choice, always, chosen, drivers, turns
+from levels import DRIVEN, DRIVERS, PLAYS, SHARE, TURNS, Choice, always, chosen, drivers, turns
 from patience import eventually
 from run_servers import Starter, _ask
 
 TESTS = Path(__file__).parent
 DAY = dt.date(2026, 11, 22)
 WEEK = [DAY + dt.timedelta(days) for days in range(7)]
+OWN = {backend.name for backend in BACKENDS if backend.when is When.OWN}
 PLAY = next(iter(PLAYS))
 FILES = sorted(file.relative_to(TESTS).as_posix() for file in TESTS.rglob("test_*.py"))
 
@@ -70,11 +71,29 @@ def test_a_test_with_more_parameters_takes_its_turn_with_all_of_them():
         assert len({test.partition("[")[2].partition("-")[0] for test in had}) == 1
 
 
-def test_the_contract_and_the_folder_of_a_backend_have_every_server_that_is_to_be_there_every_day():
-    there = [backend.name for backend in BACKENDS if backend.when is not When.ON_REQUEST]
-    for folder in ("conformance", "backends/etcd"):
-        tests = on_each(f"{folder}/test_x.py::test_a")
-        assert week_of(tests) == [set(on_each(f"{folder}/test_x.py::test_a", *there))] * 7
+def test_the_folder_of_a_backend_has_every_server_every_day_and_the_contract_those_of_a_kind_of_their_own():
+    there = {backend.name for backend in BACKENDS if backend.when is not When.ON_REQUEST}
+    tests = on_each("backends/etcd/test_x.py::test_a")
+    assert week_of(tests) == [set(on_each("backends/etcd/test_x.py::test_a", *there))] * 7
+    tests = on_each("conformance/test_x.py::test_a")
+    every_day = set.intersection(*week_of(tests))
+    assert every_day == set(on_each("conformance/test_x.py::test_a", *(there - OWN))) == set(filter(always, tests))
+
+
+def test_of_the_contract_each_day_has_some_files_on_the_backends_like_another_and_all_have_their_day():
+    files = [f"conformance/test_{n}.py" for n in range(30)]
+    tests = [test for file in files for test in on_each(f"{file}::test_a", *OWN)]
+    days = week_of(tests)
+    assert set().union(*days[:SHARE]) == set(tests)
+    assert all(0 < len(day) < len(tests) / 2 for day in days)
+
+
+def test_each_slow_test_has_its_day_on_each_server_and_all_of_them_run_where_servers_are_named():
+    tests = [*(f"tests/cli/test_x.py::test_a[{n}]" for n in range(30)), *on_each("jobs/test_x.py::test_b", *TURNS)]
+    days = [chosen(tests, Choice(DAY + dt.timedelta(days)), tests) for days in range(SHARE * len(TURNS))]
+    assert set().union(*days) == set(tests)
+    assert all(len(day) < len(tests) / 2 for day in days)
+    assert chosen(tests, Choice.of("all", DAY), tests) == set(tests)
 
 
 @pytest.mark.parametrize("folder", PLAYS)
@@ -161,6 +180,7 @@ def test_what_every_run_has_is_in_each_run():
         ("primitives/test_lock.py::test_it_locks[etcd35-applied]", False),
         ("jobs/test_disconnect.py::test_a_cut[grace-zookeeper]", False),
         ("conformance/test_reads.py::test_it_reads[etcd35]", True),
+        ("conformance/test_reads.py::test_it_reads[etcd34]", False),
         ("conformance/test_reads.py::test_it_reads[etcd36]", False),
         ("conformance/test_reads.py::test_it_reads[zookeeper39]", False),
         ("backends/etcd/test_faults.py::test_it_dies[3.5]", True),

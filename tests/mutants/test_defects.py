@@ -44,9 +44,20 @@ def test_every_defect_has_a_name_of_its_own():
 
 
 @pytest.mark.timeout(330)
-def test_every_test_that_has_to_catch_a_defect_is_there():
+def test_every_test_that_has_to_catch_a_defect_is_there_and_not_slow():
     wanted = sorted({f"tests/{defect.test}" for defect in DEFECTS})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *wanted]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        *wanted,
+    ]
     environment = {**os.environ, "DRIVER": "thread"}
     collected = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
