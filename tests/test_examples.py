@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import latchwork
 from test_docs import BLOCKS, REPOSITORY, environment
 
@@ -32,6 +34,7 @@ def eigenvalue(size=40, steps=100):
     return length
 
 
+@pytest.mark.slow
 def test_a_power_iteration_with_a_worker_killed_half_way_gives_what_one_process_gives(tmp_path):
     said = run(EXAMPLES / "power_iteration" / "start.py", folder=tmp_path)
     assert "exit codes [0, 0, 0, 0]" in said

@@ -82,6 +82,7 @@ async def queue(store):
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 @pytest.mark.parametrize(
     "play",

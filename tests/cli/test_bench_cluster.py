@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import latchwork
 from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, StepFigures, compute_checksum, list_goals
 
@@ -21,6 +23,7 @@ def step_figures(**changes):
     return StepFigures(**{**given, **changes})
 
 
+@pytest.mark.slow
 def test_bench_cluster_measures_every_step_and_leaves_nothing_behind(cli, tmp_path):
     url = f"sqlite:///{tmp_path}/bench.db"
     done = cli("bench", "cluster", "--url", url, *SMALL, "--json")

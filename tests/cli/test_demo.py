@@ -63,6 +63,7 @@ def test_demo_on_sqlite_survives_the_kill_of_a_worker_and_leaves_nothing(cli):
     assert [each for each in cli.folder.rglob("*") if each.is_file() or each.name.startswith("latchwork-demo-")] == []
 
 
+@pytest.mark.slow
 def test_demo_on_sqlite_survives_the_kill_of_the_manager_and_what_it_kept_can_be_looked_at(cli, part):
     url = f"sqlite:///{cli.folder}/demo.db"
     done = cli("demo", "--kill", "manager", "--keep", "--url", url, *QUICK, TMPDIR=str(cli.folder), **part)
@@ -74,6 +75,7 @@ def test_demo_on_sqlite_survives_the_kill_of_the_manager_and_what_it_kept_can_be
     assert len(list(cli.folder.glob("latchwork-demo-*/w?.log"))) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("server", "victim"), [("etcd35", "worker"), ("zookeeper", "manager")])
 def test_demo_on_a_real_server_survives_and_removes_its_root(cli, request, server, victim, part):
     url = request.getfixturevalue(server).url(f"demo-of-{victim}")
@@ -85,6 +87,7 @@ def test_demo_on_a_real_server_survives_and_removes_its_root(cli, request, serve
         assert store.children("") == ["others"]
 
 
+@pytest.mark.slow
 def test_demo_tells_people_what_happened(cli, part):
     done = cli("demo", "--pace-s", "0.05", "--workers", "2", **part)
     assert done.code == 0, done.err
@@ -95,6 +98,7 @@ def test_demo_tells_people_what_happened(cli, part):
     assert re.search(r"\d+\.\d s in all; the store was sqlite:///.*\(removed\)", done.out)
 
 
+@pytest.mark.slow
 def test_demo_fails_when_the_totals_differ(cli, wait_until, part):
     url = f"sqlite:///{cli.folder}/demo.db"
     process = cli.start("demo", "--pace-s", "0.05", "--url", url, **part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 @pytest.mark.parametrize("part", ["executor", "plans", "workers", "workflows"])
 def test_a_demo_of_a_part_kills_a_process_and_has_the_right_result(cli, part):

@@ -65,6 +65,7 @@ def assert_works(kind, folder, env):
     assert "the: 3 one: 2" in done.stdout or "success" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_project_passes_its_tests_and_its_first_run_is_as_its_readme_says(cli, kind):
     folder = written(cli, kind, "systemd")
@@ -85,6 +86,7 @@ def test_a_new_project_passes_its_tests_and_its_first_run_is_as_its_readme_says(
     assert len(terminals) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_unit_of_a_new_project_runs_it(cli, kind):
     folder = written(cli, kind, "systemd")
@@ -112,6 +114,7 @@ def postgres():
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_commands_of_the_compose_file_of_a_new_project_run_it_on_postgresql(cli, kind, postgres, tmp_path):
     folder = written(cli, kind, "compose")

@@ -95,6 +95,7 @@ def test_a_signal_ends_native_work_within_a_tenth_of_a_second(case):
     assert float(done.stdout) < 0.1
 
 
+@pytest.mark.slow
 def test_an_interrupted_change_leaves_a_board_and_an_assignment_as_they_were():
     done = run(
         HELPERS

@@ -155,6 +155,7 @@ def test_a_dead_letter_of_a_submitter_is_not_put_back_but_dropped(pool, store):
             act(store, dead.letter)
 
 
+@pytest.mark.slow
 def test_an_idle_worker_writes_nothing(workers, pool, store, eventually):
     workers()
     assert pool.submit(square, 2).result(PATIENCE_S) == 4

@@ -15,6 +15,7 @@ FIRST_S = 20.0
 ALL_S = TASKS / 100
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600 if LONG else 240)
 def test_the_first_of_many_waiting_tasks_is_not_slower_than_of_a_few(store):
     with Executor(store, functions=WORK) as pool:

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import latchwork
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = REPOSITORY / "examples" / "pool_of_machines" / "main.py"
 
 
+@pytest.mark.slow
 def test_the_example_counts_all_primes_though_a_node_is_killed(tmp_path):
     paths = os.pathsep.join([str(Path(latchwork.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     url = f"sqlite:///{tmp_path}/primes.db"

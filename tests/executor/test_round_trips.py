@@ -30,6 +30,7 @@ def far(request):
         yield proxy, lambda: latchwork.connect(url), request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idle_s", [0.0, 3.0], ids=["at once", "idle"])
 def test_a_task_waits_for_its_three_commits_and_the_reads_of_its_events(far, idle_s):
     proxy, connect, name = far

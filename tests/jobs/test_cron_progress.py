@@ -352,6 +352,7 @@ class Starts:
         return found
 
 
+@pytest.mark.slow
 def test_each_item_starts_once_at_each_second_while_nodes_come_die_and_go(store, cluster, eventually, die):
     starts = Starts()
 

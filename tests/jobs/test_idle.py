@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from latchwork.executor import Executor, ExecutorWorker
 from latchwork.jobs import FixedDelay, Job
 from latchwork.plans import PlanWorker
@@ -27,6 +29,7 @@ def check_idle(store, most):
     assert len(changed) - 1 <= most
 
 
+@pytest.mark.slow
 def test_an_idle_node_of_jobs_renews_all_its_locks_three_times_in_their_ttl_and_writes_nothing_else(store, cluster):
     late = {"schedule": FixedDelay(3600.0), "initial_delay_s": 3600.0}
     cluster.node(
@@ -36,6 +39,7 @@ def test_an_idle_node_of_jobs_renews_all_its_locks_three_times_in_their_ttl_and_
     check_idle(store, 3 * IDLE_S / LOCK_TTL_S + 1)
 
 
+@pytest.mark.slow
 def test_idle_workers_write_nothing(store):
     functions = Functions()
     worker = ExecutorWorker(store, node_id="n1", slots=2, functions=functions)

@@ -124,6 +124,7 @@ def test_a_run_is_told_that_its_job_is_disabled_while_a_call_for_locks_hangs(
         go_on.set()
 
 
+@pytest.mark.slow
 def test_jobs_take_turns_for_their_locks(is_acquiring, cluster, slow_locks, eventually):
     node = is_acquiring(cluster.endless("hot", ["x"]))
     eventually(lambda: held(node) == JOBS * ITEMS + 1, 60.0)

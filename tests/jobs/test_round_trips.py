@@ -27,6 +27,7 @@ def test_a_node_starts_and_closes_in_a_bounded_number_of_round_trips(request, na
     pytest.fail(f"starts and closes took {found} round trips, more than {MOST[name]}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAR_SERVERS)
 def test_a_node_with_several_jobs_starts_in_as_many_round_trips_as_one_with_one(request, name):
     jobs = [

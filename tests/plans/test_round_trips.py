@@ -27,6 +27,7 @@ def far(request):
         yield proxy, server.url(f"trips-{time.time_ns()}").replace(server.endpoint, proxy.endpoint), request.param
 
 
+@pytest.mark.slow
 def test_a_step_of_a_chain_waits_for_one_commit(far):
     proxy, url, name = far
     with latchwork.connect(url) as store, PlanWorker(store, functions=FUNCTIONS) as worker:

@@ -9,6 +9,7 @@ from primitives.lock_simulation import Simulation
 STEPS = 40_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sessions", [False, True], ids=["silence", "alive keys"])
 def test_no_two_nodes_ever_believe_that_they_hold_the_lock(sessions):
     runs = [Simulation(seed, sessions=sessions).run(STEPS) for seed in range(6)]

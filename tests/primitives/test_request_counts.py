@@ -90,12 +90,14 @@ def writes_while_held(server, locks):
         return writes
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_a_thousand_locks_are_kept_by_as_many_writes_as_one_lock(server):
     one, many = writes_while_held(server, 1), writes_while_held(server, LOCKS)
     assert 2 <= many <= one + 2  # where an interval begins, and a renewal that is answered late
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_mirrors_write_nothing_until_somebody_asks_how_old_they_are(server):
     with latchwork.connect(server.url(f"idle-{uuid.uuid4().hex}")) as store, store.mirror("a") as mirror:
@@ -108,6 +110,7 @@ def test_mirrors_write_nothing_until_somebody_asks_how_old_they_are(server):
         assert mirror.stale_s() < 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_an_idle_cluster_writes_nothing_on_etcd_and_renews_its_sessions_on_zookeeper(server):
     """A lock owner is not rewritten while its session lives, and costs no transaction besides that of the session."""
@@ -130,6 +133,7 @@ def test_an_idle_cluster_writes_nothing_on_etcd_and_renews_its_sessions_on_zooke
         assert nodes * 2 <= wrote <= 1.4 * nodes * (took_s / INTERVAL_S)
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_a_work_pool_that_does_not_change_is_checked_without_a_write(server):
     """A read that a quorum confirms is a transaction on ZooKeeper: two for each check, job and node, they were."""

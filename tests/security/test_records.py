@@ -87,6 +87,7 @@ def test_a_value_that_is_no_record_is_read_or_refused_in_no_time_and_little_memo
             tracemalloc.stop()
 
 
+@pytest.mark.slow
 @settings(max_examples=20_000 if LONG else 1_000, deadline=None)
 @given(spoilt_records())
 @example(("cell", b'{"fired":[[0,null]],"of":[[0,1000000000]],"token":1,"owner":"x"}'))

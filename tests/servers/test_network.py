@@ -216,6 +216,7 @@ def test_closed_proxy_leaves_no_thread_and_no_port(echo):
         socket.create_connection((host, int(port)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [pytest.param(True, marks=needs_root, id="namespaces"), "proxies"])
 @pytest.mark.parametrize("make", [EtcdCluster, ZooKeeperEnsemble])
 def test_isolated_leader_is_replaced_while_tests_still_reach_it_and_joins_again_when_healed(make, network):

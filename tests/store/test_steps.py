@@ -239,6 +239,7 @@ def protocols():
 MUTEXES = ("_lock", "_changed", "_mutex", "_opening")
 
 
+@pytest.mark.slow
 def test_no_protocol_holds_a_mutex_at_an_await():
     found = []
     for path, protocol in protocols():

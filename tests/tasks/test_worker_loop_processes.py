@@ -19,6 +19,7 @@ PATIENCE_S = 30.0
 TTL_S = 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_task_in_a_process_is_gone_before_the_session_of_its_node(backend_url, store, how, tmp_path):
     if backend_url.startswith("memory"):

@@ -645,6 +645,7 @@ def test_a_secret_of_several_lines_adds_no_header_to_a_webhook(office, hook):
     assert hook.posts == []
 
 
+@pytest.mark.slow
 def test_a_mail_is_short_however_much_its_tasks_have_said(office, mail):
     office.mail_channel(mail)
     office.tell("ops", failed=[{"name": f"t{each}", "error": "x" * 100_000} for each in range(2000)])

@@ -22,6 +22,7 @@ SHORT_OUTAGES_S = (0.3, 0.4)
 SERVER_THINK_S = 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3 * 180)
 @pytest.mark.parametrize("backend", BY_NAME)
 def test_eight_clients_under_faults_see_one_order_of_their_calls(backend, tmp_path):

@@ -48,6 +48,7 @@ def test_names_that_differ_by_a_number_are_one_prefix():
     assert prefix_of("soak-lock-17/lock/t-0a1b2c3d4e/x") == prefix_of("soak-lock-8/lock/t-99aabbccdd/y")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend_url", NAMES, indirect=True)
 def test_nothing_grows_while_names_nodes_and_stores_come_and_go(backend_url):
     command = [sys.executable, Path(__file__).with_name("run_soak.py"), "--url", backend_url, "--seconds", str(SECONDS)]
