@@ -108,12 +108,12 @@ ROWS = {
     "event of workers": (
         "worker_group.records",
         groups.GroupEvent("lost", 3, 1, 2, 5.0, "why").to_bytes(),
-        lambda value: groups.GroupEvent.or_none(at(value)) or "no event",
+        lambda value: groups.GroupEvent.decode_or_none(at(value)) or "no event",
     ),
     "lease of a worker": (
         "worker_group.records",
         groups.encode_lease(WORKER),
-        lambda value: (groups.read_incarnation(at(value)), groups.read_key(at(value))),
+        lambda value: (groups.decode_incarnation(at(value)), groups.decode_worker_key(at(value))),
     ),
     "attempt of a workflow": ("workflows.messages", SPEC.to_bytes()[0], messages.TaskMessage.from_bytes),
     "who runs an attempt": (
@@ -126,7 +126,7 @@ ROWS = {
     "epoch of workers": (
         "worker_group.records",
         groups.encode_epoch(3),
-        lambda value: groups.read_epoch(at(value)) + 1,
+        lambda value: groups.decode_epoch(at(value)) + 1,
     ),
 }  # fmt: skip
 

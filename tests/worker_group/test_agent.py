@@ -15,7 +15,7 @@ import latchwork
 from latchwork.errors import LatchworkError
 from latchwork.tasks.children import ChildEnd
 from latchwork.worker_group import GroupWorker, WorkerInfo, WrongRun, find, list_events, submit
-from latchwork.worker_group.agent import AgentSpec, LocalAgent, classify_exit, process_environment
+from latchwork.worker_group.agent import AgentSpec, LocalAgent, build_process_environment, classify_exit
 from patience import came_true
 from processes import lives
 
@@ -85,7 +85,7 @@ def test_a_process_is_told_its_number_on_all_hosts_and_on_its_own():
     first = WorkerInfo(ip="a", ports={"master": 4000}, rank=0, key="a:0")
     mine = WorkerInfo(ip="b", rank=5, key="b:1")
     wanted = AgentSpec(("true",), 8, "b", "b", per_host=4)
-    assert process_environment(mine, 1, wanted, workers=8, run="r", epoch=3, first=first) == {
+    assert build_process_environment(mine, 1, wanted, workers=8, run="r", epoch=3, first=first) == {
         "LATCHWORK_WORKER_ID": "5",
         "LATCHWORK_WORKERS": "8",
         "LATCHWORK_RUN": "r",

@@ -43,9 +43,9 @@ def test_who_keeps_its_turn_is_told_once_nobody_stands_behind_it():
     door, turns = JoinLock(), [Signal() for _ in range(3)]
     for turn in turns:
         door.enqueue(turn)
-    assert [door.count_behind(turn) for turn in turns] == [2, 1, 0]
-    emptied = door.share_turn(turns[0], 7.0)
-    assert (door.count_behind(turns[0]), door.shared_until, turns[1].is_set()) == (0, 7.0, True)
+    assert [door.count_threads_behind(turn) for turn in turns] == [2, 1, 0]
+    emptied = door.leave_and_admit_others(turns[0], 7.0)
+    assert (door.count_threads_behind(turns[0]), door.shared_until, turns[1].is_set()) == (0, 7.0, True)
     door.leave(turns[2])
     assert not emptied.is_set()
     door.leave(turns[1])
@@ -75,7 +75,7 @@ def test_who_has_a_ticket_does_not_line_up_behind_one_that_may_wait_for_it(store
     joiner._join_lock.enqueue(first)
     joiner._position = "a ticket"
     run(joiner._wait_for_earlier_threads(None, Deadline(store.clock, 60.0)))
-    assert not joiner._join_lock.count_behind(first)
+    assert not joiner._join_lock.count_threads_behind(first)
 
 
 def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):

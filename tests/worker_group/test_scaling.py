@@ -102,14 +102,14 @@ def test_a_barrier_that_was_opened_before_a_scale_down_is_broken_by_who_comes_to
     find(store, "train").scale(2)
     again, b = worker("a"), worker("b", replace=True)
     assert eventually(lambda: b._core._watcher._shrinks)
-    breaks = b._core._watcher._on_shrink
+    breaks = b._core._watcher._on_scale_down
 
     async def breaks_once_it_has_come(n):  # broken before, it would let b wait for the next one
         if sum("/arrived-" in entry.key for entry in await ask(store.list, init)) < 2:
             raise Unavailable("not yet")
         await breaks(n)
 
-    monkeypatch.setattr(b._core._watcher, "_on_shrink", breaks_once_it_has_come)
+    monkeypatch.setattr(b._core._watcher, "_on_scale_down", breaks_once_it_has_come)
     with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
         b.initialize(None)
     waiting = in_thread(lambda: b.initialize(None))

@@ -11,8 +11,8 @@ from latchwork.store.store import Store
 from latchwork.worker_group.keys import GroupKeys
 from latchwork.worker_group.master import MasterInfo, find_master
 from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo
-from latchwork.worker_group.submission import NAMESPACE, GroupHandle, GroupStatus, group_store, resolve_group
-from latchwork.worker_group.transactions import decode_record_or_none, read_members
+from latchwork.worker_group.submission import NAMESPACE, GroupHandle, GroupStatus, get_group_store, resolve_group
+from latchwork.worker_group.transactions import decode_members, decode_record_or_none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
         store: The store, or a namespace of it.
         namespace: Namespace of the groups.
     """
-    store = group_store(store, "inspection")
+    store = get_group_store(store, "inspection")
     check_name(namespace, "workers namespace")
     groups, ended = [], []
     for group in store.children(f"{namespace}/groups"):
@@ -90,7 +90,7 @@ def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> Gr
         state = _read_barrier(store, run.barrier_key(status.epoch, name))
         if state is not None:
             barriers.append((name, state))
-    members = tuple(read_members(store.list(run.members)))
+    members = tuple(decode_members(store.list(run.members)))
     return GroupDetails(status, members, live, tuple(barriers), find_master(store, group, namespace=namespace))
 
 
@@ -116,5 +116,5 @@ def list_events(store: Store, group: str, after: int = 0, *, namespace: str = NA
         return []
     run = keys.for_run(record.run)
     entries = store.list(run.events, start_after=run.event_key(after))
-    found = (GroupEvent.or_none(entry) for entry in entries)
+    found = (GroupEvent.decode_or_none(entry) for entry in entries)
     return [event for event in found if event is not None]

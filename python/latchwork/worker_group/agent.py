@@ -141,7 +141,7 @@ class SlotState:
     why: str = ""
 
 
-def process_environment(
+def build_process_environment(
     info: WorkerInfo, slot: int, spec: AgentSpec, *, workers: int, run: str, epoch: int, first: WorkerInfo
 ) -> Mapping[str, str]:
     """Return the environment variables that describe the group to a worker's process.
@@ -378,7 +378,7 @@ class AgentSlot:
             worker.check()
             self._store.clock.wait(self._stopping, _POLL_S)
             self._raise_if_stopping()
-        variables = process_environment(
+        variables = build_process_environment(
             worker.info,
             self._number,
             self._spec,

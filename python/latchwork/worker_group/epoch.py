@@ -23,13 +23,13 @@ from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRem
 from latchwork.worker_group.keys import rank_segment
 from latchwork.worker_group.membership import WorkerMembership
 from latchwork.worker_group.observation import explain_exit, explain_refused_write
-from latchwork.worker_group.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, summarize
+from latchwork.worker_group.records import COMPLETED, FULLY_FAILED, WorkerInfo, decode_epoch, format_first_values
 from latchwork.worker_group.transactions import (
     BarrierArrivals,
     GroupSnapshot,
     GroupTxn,
+    decode_members,
     decode_record_or_none,
-    read_members,
 )
 
 
@@ -48,7 +48,7 @@ class WorkerEpoch:
         self._store = store
         self._membership = membership
         self._keys = membership.keys
-        self.epoch = read_epoch(entry)
+        self.epoch = decode_epoch(entry)
         self.fence: Fence = membership.build_fence(store, entry)
         self.ownership = Ownership(
             f"epoch {self.epoch} of worker {membership.info.rank} in group {membership.keys.group.group!r}",
@@ -86,7 +86,7 @@ class WorkerEpoch:
                 self._barriers[name] = Barrier(
                     self._store,
                     self._keys.barrier_key(self.epoch, name),
-                    parties=self._count_expected,
+                    parties=self._count_expected_workers,
                     member_id=rank_segment(self._membership.info.rank),
                     session=self._membership.session,
                     per_generation=True,
@@ -140,7 +140,7 @@ class WorkerEpoch:
         return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
     @driven
-    async def _count_expected(self) -> Expected:
+    async def _count_expected_workers(self) -> Expected:
         """Count the workers that must arrive at a barrier: all that have not completed.
 
         The first attempt uses the record that the watcher knows. The transaction checks this record, and the next
@@ -156,20 +156,20 @@ class WorkerEpoch:
         return Expected(max(1, record.workers - record.completed), [At(entry)], opened, basis=record.workers)
 
 
-async def name_missing_workers(
+async def explain_broken_barrier(
     store: Store, membership: WorkerMembership, name: str, error: BarrierBroken
 ) -> BarrierBroken:
-    """Add the names and the status of the missing workers to the error of a broken barrier, and return the new error.
+    """Return the error of a broken barrier with the names and the status of the missing workers added to its message.
 
     Args:
         store: Store of the group.
         membership: Membership of the worker that waited.
         name: Name of the barrier.
-        error: The original error. Returned unchanged if the store is unavailable.
+        error: The error of the wait. It is returned unchanged if the store is unavailable.
     """
     keys = membership.keys
     try:
-        infos = read_members(await ask(store.list, keys.members))
+        infos = decode_members(await ask(store.list, keys.members))
         record = decode_record_or_none(await ask(store.get, keys.record), keys.run)
     except (Unavailable, OutcomeUnknown):
         return error
@@ -177,7 +177,7 @@ async def name_missing_workers(
     came = {int(each) for each in error.arrived if each.isdecimal()}
     missing = sorted(set(range(record.workers if record is not None else 0)) - done - came)
     known = {info.rank: f"{info.rank} ({info.key}, {info.status})" for info in infos}
-    who = summarize([known.get(number, f"{number} (never joined)") for number in missing])
+    who = format_first_values([known.get(number, f"{number} (never joined)") for number in missing])
     why = str(error).partition("; ")[0]
     message = f"{why}; missing: {who}" if missing else str(error)
     return BarrierBroken(
@@ -229,19 +229,19 @@ class RecordWriter:
         if error is not None:
             raise error
 
-    async def complete(self, current: WorkerEpoch) -> None:
+    async def complete(self, worker_epoch: WorkerEpoch) -> None:
         """Record that the worker has finished its work, so that barriers no longer wait for it.
 
         Args:
-            current: The worker's epoch.
+            worker_epoch: The worker's epoch.
         """
 
-        async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
+        async def build_txn(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.build_complete_txn(
-                snapshot, member, current.fence, current.epoch, await current.prepare_all_arrivals()
+                snapshot, member, worker_epoch.fence, worker_epoch.epoch, await worker_epoch.prepare_all_arrivals()
             )
 
-        await self._commit_until_status(COMPLETED, make, current.epoch)
+        await self._commit_until_status(COMPLETED, build_txn, worker_epoch.epoch)
 
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
         """Record that the worker has failed permanently.
@@ -252,10 +252,10 @@ class RecordWriter:
             why: The reason.
         """
 
-        async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
+        async def build_txn(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.build_fail_txn(snapshot, member, fence, why[:1000])
 
-        await self._commit_until_status(FULLY_FAILED, make, epoch)
+        await self._commit_until_status(FULLY_FAILED, build_txn, epoch)
 
     async def update_info(self, info: WorkerInfo, fence: Fence, epoch: int) -> None:
         """Replace the information that the worker has published about itself.

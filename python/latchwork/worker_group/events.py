@@ -46,7 +46,7 @@ async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> li
     for begin in range(first, up_to + 1, _PAGE):
         names = [keys.event_key(number) for number in range(begin, min(begin + _PAGE, up_to + 1))]
         entries = await ask(store.get_many, names)
-        events = (GroupEvent.or_none(entry) for entry in entries if entry is not None)
+        events = (GroupEvent.decode_or_none(entry) for entry in entries if entry is not None)
         found += [event for event in events if event is not None]
     return found
 

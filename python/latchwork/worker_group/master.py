@@ -101,7 +101,7 @@ class GroupMaster(Closable):
         self._term = term
         await self._record_restart(term)
         if self._watch is not None:  # of an earlier term
-            self._wake()
+            self._wake_thread()
             await self._watch
         self._watch = Background(self._run, f"latchwork-master-{self._keys.group}")
         return term
@@ -110,12 +110,12 @@ class GroupMaster(Closable):
     async def close(self) -> None:
         """Stop being the master, or a candidate. Idempotent; callable from any thread."""
         self._closed.set()
-        self._wake()
+        self._wake_thread()
         await steps_of(self._election.close)()
         if self._watch is not None and not self._watch.is_running_here:
             await self._watch
 
-    def _wake(self) -> None:
+    def _wake_thread(self) -> None:
         with self._notifier.mutex:
             self._notifier.notify_all()
 
@@ -125,16 +125,16 @@ class GroupMaster(Closable):
         Args:
             term: The master's term of leadership.
         """
-        seen = self._keys.last_master_run
+        last_run_key = self._keys.last_master_run
         while True:
-            entry, had = await ask(self._store.get_many, [self._keys.record, seen])
+            entry, had = await ask(self._store.get_many, [self._keys.record, last_run_key])
             record = decode_record_or_none(entry)
             if entry is None or record is None:
                 return
             snapshot = GroupSnapshot(self._keys.for_run(record.run), entry, time.time())
             try:
                 if had is None or had.value.decode("utf-8", "replace") != record.run:
-                    txn = transactions.build_first_master_txn(snapshot, term.fence, seen)
+                    txn = transactions.build_first_master_txn(snapshot, term.fence, last_run_key)
                 else:
                     txn = transactions.build_new_master_txn(snapshot, term.fence)
                 await ask(self._store.commit, txn.checks, txn.ops)
@@ -148,7 +148,7 @@ class GroupMaster(Closable):
         backoff = Backoff(longest_s=_AGAIN_S)
         while not self._closed.is_set() and self._term is not None and self._term.is_leader:
             try:
-                await self._follow(backoff)
+                await self._report_lost_workers(backoff)
             except Closed:
                 return
             except LatchworkError as error:
@@ -158,8 +158,12 @@ class GroupMaster(Closable):
             if not self._closed.is_set():
                 await self._notifier.changed_since(version, self._store.clock, backoff.next_s())
 
-    async def _follow(self, backoff: Backoff) -> None:
-        """Report lost workers of the current run, until it has ended or this object is closed."""
+    async def _report_lost_workers(self, backoff: Backoff) -> None:
+        """Report lost workers of the current run, until the run has ended or this process is no longer the master.
+
+        Args:
+            backoff: Pauses after errors; it is reset once the run is watched.
+        """
         record = decode_record_or_none(await ask(self._store.get, self._keys.record))
         if record is None:
             return

@@ -37,8 +37,8 @@ from latchwork.worker_group.records import (
     GroupRecord,
     WorkerInfo,
     create_member,
-    read_epoch,
-    read_incarnation,
+    decode_epoch,
+    decode_incarnation,
 )
 from latchwork.worker_group.transactions import EpochState, GroupSnapshot, GroupTxn, decode_record_or_none
 
@@ -100,12 +100,12 @@ async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
     checks = []
     for name in (INIT, FINAL):
         barrier = Barrier(
-            store, keys.barrier_key(read_epoch(entry), name), parties=1, member_id="look", per_generation=True
+            store, keys.barrier_key(decode_epoch(entry), name), parties=1, member_id="look", per_generation=True
         )
         has_passed, check = await steps_of(barrier.check)()
         passed.append(has_passed)
         checks.append(check)
-    is_healthy_recorded = not passed[0] or await ask(store.get, keys.healthy_key(read_epoch(entry))) is not None
+    is_healthy_recorded = not passed[0] or await ask(store.get, keys.healthy_key(decode_epoch(entry))) is not None
     is_initialized, has_ended = passed
     return EpochState(entry, tuple(checks), is_initialized, has_ended, is_healthy_recorded)
 
@@ -146,26 +146,26 @@ class JoinLock:
         self._lock = mutex()
         self._queue: list[Signal] = []
 
-    def enqueue(self, turn: Signal) -> None:
+    def enqueue(self, turn_signal: Signal) -> None:
         """Add a thread to the queue of threads that want to join.
 
         Args:
-            turn: Signal to set when it is the thread's turn. It identifies the thread in other calls.
+            turn_signal: Signal to set when it is the thread's turn. It identifies the thread in other calls.
         """
         with self._lock:
-            self._queue.append(turn)
+            self._queue.append(turn_signal)
             first = self._queue[0]
         first.set()
 
-    def leave(self, turn: Signal) -> None:
+    def leave(self, turn_signal: Signal) -> None:
         """Remove a thread from the queue, and signal the next thread if it was this thread's turn. Idempotent.
 
         Args:
-            turn: Signal that identifies the thread.
+            turn_signal: Signal that identifies the thread.
         """
         with self._lock:
-            if turn in self._queue:
-                self._queue.remove(turn)
+            if turn_signal in self._queue:
+                self._queue.remove(turn_signal)
             first = self._queue[:1]
         for each in first:
             each.set()
@@ -173,27 +173,27 @@ class JoinLock:
             self._emptied.set()
             self._on_empty(self)
 
-    def count_behind(self, turn: Signal) -> int:
+    def count_threads_behind(self, turn_signal: Signal) -> int:
         """Return the number of threads behind a thread in the queue; 0 if it is not in the queue.
 
         Args:
-            turn: Signal that identifies the thread.
+            turn_signal: Signal that identifies the thread.
         """
         with self._lock:
-            return len(self._queue) - 1 - self._queue.index(turn) if turn in self._queue else 0
+            return len(self._queue) - 1 - self._queue.index(turn_signal) if turn_signal in self._queue else 0
 
-    def share_turn(self, turn: Signal, until: float) -> Signal:
-        """Leave the queue, and let the threads behind join during this process's turn for a while.
+    def leave_and_admit_others(self, turn_signal: Signal, until: float) -> Signal:
+        """Remove a thread from the queue. For a while, the threads behind it need no ticket in the group's join queue.
 
         Args:
-            turn: Signal of the thread that leaves.
+            turn_signal: Signal of the thread that leaves.
             until: Time, by the store's clock, until which they may join.
         Returns:
             A signal that is set when no thread is left in the queue.
         """
         emptied = self._emptied = Signal()
         self.shared_until = until
-        self.leave(turn)
+        self.leave(turn_signal)
         return emptied
 
 
@@ -246,7 +246,7 @@ class Joiner:
         self._info = info
         self.epoch: Entry | None = None
         self._join_lock = JoinLock()
-        self._turn = Signal()
+        self._turn_signal = Signal()
         self._run = run
         self._create = create
         self._replace = replace_live
@@ -281,7 +281,7 @@ class Joiner:
                 )
                 if membership is not None:
                     await waiter.keep_trying(partial(self._read_epoch, membership), deadline)
-                    await self._share_join_turn()
+                    await self._admit_waiting_threads()
                     return membership
                 self._join_lock.record = None
                 if cached is not None:
@@ -318,13 +318,18 @@ class Joiner:
         return (
             self._position is None
             and not self._is_turn_shared
-            and self._join_lock.count_behind(self._turn) >= _TICKET_THRESHOLD
+            and self._join_lock.count_threads_behind(self._turn_signal) >= _TICKET_THRESHOLD
         )
 
-    async def _share_join_turn(self) -> None:
-        """After joining, let other waiting threads of this process join during the same turn for a short time."""
+    async def _admit_waiting_threads(self) -> None:
+        """Let the waiting threads of this process join now, without tickets in the group's join queue.
+
+        Returns when they have joined, or after a short time. Does nothing if this thread has no ticket itself.
+        """
         if self._position is not None:
-            emptied = self._join_lock.share_turn(self._turn, self._store.clock.now() + _SHARED_TURN_S)
+            emptied = self._join_lock.leave_and_admit_others(
+                self._turn_signal, self._store.clock.now() + _SHARED_TURN_S
+            )
             await Pause(self._store.clock, emptied, _SHARED_TURN_S)
 
     async def _wait_for_earlier_threads(self, waiter: Waiter, deadline: Deadline) -> None:
@@ -337,12 +342,12 @@ class Joiner:
             waiter: Waiter of the caller.
             deadline: Time at which to give up.
         """
-        if self._turn.is_set() or self._position is not None or deadline.has_passed:
+        if self._turn_signal.is_set() or self._position is not None or deadline.has_passed:
             return
-        self._join_lock.enqueue(self._turn)
-        take_back = waiter.cancelled.call_when_set(self._turn.set)
+        self._join_lock.enqueue(self._turn_signal)
+        take_back = waiter.cancelled.call_when_set(self._turn_signal.set)
         try:
-            await Pause(self._store.clock, self._turn, deadline.left_s())
+            await Pause(self._store.clock, self._turn_signal, deadline.left_s())
         finally:
             take_back()
         waiter.session.ensure_usable()
@@ -357,7 +362,7 @@ class Joiner:
         return entry if is_enough else None
 
     def _dequeue(self) -> None:
-        turn, self._turn = self._turn, Signal()
+        turn, self._turn_signal = self._turn_signal, Signal()
         self._join_lock.leave(turn)
 
     async def abandon(self, hurry: Signal) -> None:
@@ -379,11 +384,11 @@ class Joiner:
             return
         keys = self._group.for_run(record.run)
         member = await ask(self._store.get, keys.member_key(self._info.key))
-        info = None if member is None else WorkerInfo.or_none(member)
+        info = None if member is None else WorkerInfo.decode_or_none(member)
         if info is None or info.incarnation != self._info.incarnation:
             return
         live = await ask(self._store.get, keys.lease_key(info.rank))
-        if live is not None and read_incarnation(live) == info.incarnation:
+        if live is not None and decode_incarnation(live) == info.incarnation:
             await ask(self._store.delete, live.key, version=live.version)
 
     # Group record
@@ -463,7 +468,7 @@ class Joiner:
                 f"all {record.workers} ranks of {self._what} are taken, none by {self._info.key!r}; scale it up first"
             )
         info = create_member(self._info, record.next_rank, self._info.key, self._info.incarnation)
-        is_last = self._position is not None and not self._join_lock.count_behind(self._turn)
+        is_last = self._position is not None and not self._join_lock.count_threads_behind(self._turn_signal)
         ticket = (self._position.ticket.key,) if self._position is not None and is_last else ()
         membership = await self._commit(
             snapshot, transactions.build_join_txn(snapshot, info, session, ticket), info, session, is_new=True
@@ -528,7 +533,7 @@ class Joiner:
     def _resume(
         self, snapshot: GroupSnapshot, info: WorkerInfo, session: Session, live: Entry | None
     ) -> WorkerMembership:
-        if live is None or read_incarnation(live) != info.incarnation or live.owner != session.id:
+        if live is None or decode_incarnation(live) != info.incarnation or live.owner != session.id:
             raise NodeIdInUse(
                 f"another process has just joined {self._what} as {info.key!r}; give each worker its own key"
             )

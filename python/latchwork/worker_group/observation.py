@@ -31,7 +31,7 @@ from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import EpochEnded, GroupFailed, GroupTerminated, WorkerRemoved
 from latchwork.worker_group.keys import RunKeys
 from latchwork.worker_group.membership import WorkerMembership, read_epoch_state
-from latchwork.worker_group.records import FAILED, GroupRecord, WorkerInfo, read_epoch, read_incarnation
+from latchwork.worker_group.records import FAILED, GroupRecord, WorkerInfo, decode_epoch, decode_incarnation
 from latchwork.worker_group.sweeper import GroupSweeper
 from latchwork.worker_group.transactions import GroupSnapshot, decode_record_or_none
 
@@ -83,7 +83,7 @@ class Roster:
         lease, _ = self._members.pop(key, ("", None))
         if self._by_lease.get(lease) == key:
             del self._by_lease[lease]
-        info = None if entry is None else WorkerInfo.or_none(entry)
+        info = None if entry is None else WorkerInfo.decode_or_none(entry)
         if entry is not None and info is not None and info.is_active:
             lease = self._keys.lease_key(info.rank)
             self._members[key] = (lease, entry)
@@ -99,7 +99,7 @@ class Roster:
         if entry is None:
             lease = self._leases.pop(key, None)
             if lease is not None:
-                self._expired[key] = read_incarnation(lease)
+                self._expired[key] = decode_incarnation(lease)
         else:
             self._leases[key] = entry
 
@@ -121,7 +121,7 @@ class Roster:
         """Return the workers that should be running but have no lease, sorted by rank."""
         missing = sorted(self._by_lease.keys() - self._leases.keys())
         members = [(lease, self._members[self._by_lease[lease]][1]) for lease in missing]
-        return [MissingWorker(each, self._expired.get(lease) == read_incarnation(each)) for lease, each in members]
+        return [MissingWorker(each, self._expired.get(lease) == decode_incarnation(each)) for lease, each in members]
 
 
 class GroupMirror:
@@ -140,21 +140,21 @@ class GroupMirror:
         self._awaited: set[str] = set()
         with ExitStack() as opened:
 
-            def follow(prefix: str, see: Callable[[str, Entry | None], None]) -> Mirror:
+            def follow(prefix: str, handle_change: Callable[[str, Entry | None], None]) -> Mirror:
                 mirror = opened.enter_context(store.mirror(prefix, wait=False))
                 self._awaited.add(prefix)
-                mirror.on_change(lambda batch: self._record_changes(prefix, batch, see))
+                mirror.on_change(lambda batch: self._record_changes(prefix, batch, handle_change))
                 return mirror
 
-            self._record_mirror, self._epoch = follow(keys.record, _nothing), follow(keys.epoch, _nothing)
+            self._record_mirror, self._epoch = follow(keys.record, _ignore_change), follow(keys.epoch, _ignore_change)
             self._members = follow(keys.members, self._roster.set_member)
             self._live = follow(keys.leases, self._roster.set_lease)
             self._opened = opened.pop_all()
 
-    def _record_changes(self, prefix: str, batch: Batch, see: Callable[[str, Entry | None], None]) -> None:
+    def _record_changes(self, prefix: str, batch: Batch, handle_change: Callable[[str, Entry | None], None]) -> None:
         with self._notifier.mutex:
             for change in batch:
-                see(change.key, change.entry)
+                handle_change(change.key, change.entry)
             self._awaited.discard(prefix)
             self._notifier.notify_all()
 
@@ -202,7 +202,7 @@ class GroupMirror:
             return self._roster.list_missing_workers()
 
 
-def _nothing(_key: str, _entry: Entry | None) -> None:
+def _ignore_change(_key: str, _entry: Entry | None) -> None:
     pass
 
 
@@ -350,33 +350,37 @@ class GroupWatcher:
         if record is None or record.is_final:
             return _STALE_RETRY_S if is_behind else None
         for each in workers:
-            await each.report_shrink(record)
-        ours = {each.lease_key for each in workers if each not in doubtful}
-        pauses_s = [await self._report_losses(ours), await self._sweep(ours), _STALE_RETRY_S if is_behind else None]
+            await each.report_scale_down(record)
+        local_lease_keys = {each.lease_key for each in workers if each not in doubtful}
+        pauses_s = [
+            await self._report_losses(local_lease_keys),
+            await self._sweep(local_lease_keys),
+            _STALE_RETRY_S if is_behind else None,
+        ]
         return min((each for each in pauses_s if each is not None), default=None)
 
-    async def _sweep(self, ours: set[str]) -> float:
+    async def _sweep(self, local_lease_keys: set[str]) -> float:
         """Remove leftover keys of ended groups if a sweep is due. Only the process with the first worker of the group
         does this.
 
         Args:
-            ours: Keys of the leases of the workers that use this store.
+            local_lease_keys: Keys of the leases of the workers that use this store.
         Returns:
             The seconds until the next sweep.
         """
         now = self._store.clock.now()
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_S
-            if ours and self.mirror.count_lower_ranks(ours) == 0:
+            if local_lease_keys and self.mirror.count_lower_ranks(local_lease_keys) == 0:
                 await steps_of(self._sweeper.sweep)()
         return self._sweep_at - now
 
-    async def _report_losses(self, ours: set[str]) -> float | None:
+    async def _report_losses(self, local_lease_keys: set[str]) -> float | None:
         lost = self.mirror.list_missing_workers()
-        if not ours or not lost:
+        if not local_lease_keys or not lost:
             return None
         due, pause_s = self._detector.take_due_losses(
-            lost, self.mirror.count_lower_ranks(ours), self._store.clock.now()
+            lost, self.mirror.count_lower_ranks(local_lease_keys), self._store.clock.now()
         )
         for member in due:
             await report_loss(self._store, self._keys, member)
@@ -421,7 +425,7 @@ class WorkerWatcher:
         store: Store to watch.
         membership: Membership of the worker.
         on_epoch: Called with each epoch that begins after the worker joined.
-        on_shrink: Called with the number of workers when the group was scaled down, and again for later barriers.
+        on_scale_down: Called with the number of workers when the group was scaled down, and again for later barriers.
         on_failed: Called once when the group has failed. The worker is still a member.
         on_end: Called once with the error that explains why the worker is no longer in the group.
         on_events: Called with the number of events when it has grown.
@@ -433,7 +437,7 @@ class WorkerWatcher:
         membership: WorkerMembership,
         *,
         on_epoch: Callable[[Entry], None],
-        on_shrink: Callable[[int], Awaitable[None]],
+        on_scale_down: Callable[[int], Awaitable[None]],
         on_failed: Callable[[LatchworkError], None],
         on_end: Callable[[LatchworkError], None],
         on_events: Callable[[int], None],
@@ -441,7 +445,7 @@ class WorkerWatcher:
         self._store = store
         self._membership = membership
         self._on_epoch = on_epoch
-        self._on_shrink = on_shrink
+        self._on_scale_down = on_scale_down
         self._on_failed = on_failed
         self._on_end = on_end
         self._on_events = on_events
@@ -452,22 +456,22 @@ class WorkerWatcher:
         self._shrinks = 0
         self.lease_key = membership.lease.key
         self._group_watcher = watch_group(store, membership.keys, self)
-        self._forget = membership.session.on_end(self._group_watcher.wake)
+        self._remove_end_listener = membership.session.on_end(self._group_watcher.wake)
 
     async def close(self) -> None:
         """Stop watching the group. Idempotent."""
         self.has_ended = True
-        self._forget()
+        self._remove_end_listener()
         await self._group_watcher.remove_worker(self)
 
     @property
-    def is_first(self) -> bool:
+    def has_lowest_rank(self) -> bool:
         """Whether no running worker has a lower rank."""
         return self._group_watcher.mirror.count_lower_ranks({self.lease_key}) == 0
 
     @property
-    def record(self) -> Entry | None:
-        """The entry of the group's record as it is known here. None if it is unknown."""
+    def record_entry(self) -> Entry | None:
+        """The last known entry of the group's record. None if it is unknown."""
         return self._group_watcher.mirror.record_entry
 
     def recheck_barriers(self) -> None:
@@ -480,8 +484,8 @@ class WorkerWatcher:
             self._shrinks = 0
             self._group_watcher.wake()
 
-    async def report_shrink(self, record: GroupRecord) -> None:
-        """Notify the worker if the group was scaled down. It is notified once for each time.
+    async def report_scale_down(self, record: GroupRecord) -> None:
+        """Notify the worker once each time that the group was scaled down.
 
         Args:
             record: Record of the group.
@@ -490,7 +494,7 @@ class WorkerWatcher:
             return
         self._shrinks = record.shrinks
         try:
-            await self._on_shrink(record.workers)
+            await self._on_scale_down(record.workers)
         except LatchworkError:
             self._shrinks = 0
             raise
@@ -514,8 +518,8 @@ class WorkerWatcher:
             return True
         if record is None or epoch is None or lease is None or lease.version != self._membership.lease.version:
             return False
-        if read_epoch(epoch) > self._epoch:
-            self._epoch = read_epoch(epoch)
+        if decode_epoch(epoch) > self._epoch:
+            self._epoch = decode_epoch(epoch)
             self._on_epoch(epoch)
         if record.event_count > self._events:
             self._events = record.event_count
@@ -563,7 +567,7 @@ async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkE
         return None
     if member is None:
         return WorkerRemoved(f"{who} was removed because the group was scaled down; stop the work")
-    if live is not None and read_incarnation(live) != membership.info.incarnation:
+    if live is not None and decode_incarnation(live) != membership.info.incarnation:
         return WorkerRemoved(f"{who} was replaced by another process with the same key; stop the work")
     return SessionLost(f"{who} has lost its lease; stop the work and join again")
 
@@ -583,8 +587,8 @@ async def explain_refused_write(store: Store, membership: WorkerMembership, epoc
     current = decode_record_or_none(record, membership.keys.run)
     if current is not None and current.state == FAILED:
         return create_group_failed_error(membership, current)
-    if now is not None and read_epoch(now) > epoch:
-        return create_epoch_ended_error(membership, read_epoch(now))
+    if now is not None and decode_epoch(now) > epoch:
+        return create_epoch_ended_error(membership, decode_epoch(now))
     return None
 
 

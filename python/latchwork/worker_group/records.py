@@ -85,7 +85,7 @@ class WorkerInfo(Record, frozen=True):
         return info
 
     @classmethod
-    def or_none(cls, entry: Entry) -> WorkerInfo | None:
+    def decode_or_none(cls, entry: Entry) -> WorkerInfo | None:
         """Decode the stored record of a worker. Return None if the entry does not contain one."""
         try:
             return cls.from_entry(entry)
@@ -169,7 +169,7 @@ class GroupEvent(Record, frozen=True):
     why: str = ""
 
     @classmethod
-    def or_none(cls, entry: Entry) -> GroupEvent | None:
+    def decode_or_none(cls, entry: Entry) -> GroupEvent | None:
         """Decode a stored event. Return None if the entry does not contain one."""
         return _EVENT.find(entry.value)
 
@@ -201,14 +201,14 @@ def encode_lease(info: WorkerInfo) -> bytes:
     return encode(WorkerLease(info.key, info.incarnation))
 
 
-def read_incarnation(entry: Entry) -> str:
-    """Return the ID of the process that holds a lease. Empty if the lease is unreadable."""
-    return (_LEASE.find(entry.value) or WorkerLease()).incarnation
+def decode_incarnation(lease: Entry) -> str:
+    """Return the ID of the worker process that holds a lease. Empty if the lease is unreadable."""
+    return (_LEASE.find(lease.value) or WorkerLease()).incarnation
 
 
-def read_key(entry: Entry) -> str:
-    """Return the key of the worker that holds a lease. Empty if the lease is unreadable."""
-    return (_LEASE.find(entry.value) or WorkerLease()).key
+def decode_worker_key(lease: Entry) -> str:
+    """Return the key that identifies the worker that holds a lease. Empty if the lease is unreadable."""
+    return (_LEASE.find(lease.value) or WorkerLease()).key
 
 
 def encode_epoch(number: int) -> bytes:
@@ -216,7 +216,7 @@ def encode_epoch(number: int) -> bytes:
     return encode(StoredEpoch(number))
 
 
-def read_epoch(entry: Entry) -> int:
+def decode_epoch(entry: Entry) -> int:
     """Return the number of a stored epoch.
 
     Raises:
@@ -262,11 +262,11 @@ def merge_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
 _OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
-def summarize(numbers: Sequence[object]) -> str:
+def format_first_values(values: Sequence[object]) -> str:
     """Format values for an error message: the first ten, and the number of further ones.
 
     Args:
-        numbers: The values.
+        values: The values.
     """
-    more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
-    return ", ".join(map(str, numbers[:10])) + more
+    more = f", and {len(values) - 10} more" if len(values) > 10 else ""
+    return ", ".join(map(str, values[:10])) + more

@@ -19,21 +19,21 @@ from latchwork.types import Entry
 from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import GroupAlreadyRunning, WrongRun
 from latchwork.worker_group.keys import INIT, GroupKeys
-from latchwork.worker_group.records import ACTIVE, COMPLETED, MAX_WORKERS, RUNNING, GroupRecord, read_epoch
-from latchwork.worker_group.transactions import GroupSnapshot, GroupTxn, decode_record_or_none, read_members
+from latchwork.worker_group.records import ACTIVE, COMPLETED, MAX_WORKERS, RUNNING, GroupRecord, decode_epoch
+from latchwork.worker_group.transactions import GroupSnapshot, GroupTxn, decode_members, decode_record_or_none
 
 #: Default namespace of groups.
 NAMESPACE = "default"
 
 
-def group_store(store: Store, what: str) -> Store:
+def get_group_store(store: Store, caller: str) -> Store:
     """Return the part of a store that contains all keys of worker groups: its namespace ``@workers``.
 
     Args:
         store: The store.
-        what: Description of the caller, for error messages.
+        caller: Description of the caller, for error messages.
     """
-    check_store(store, what)
+    check_store(store, caller)
     return system_namespace(store, "workers")
 
 
@@ -48,7 +48,7 @@ def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, Grou
         InvalidKey: A name cannot be part of a key.
     """
     keys = GroupKeys(check_name(namespace, "workers namespace"), check_member(group, "group"))
-    return group_store(store, "a group of workers"), keys
+    return get_group_store(store, "a group of workers"), keys
 
 
 def check_worker_count(workers: int) -> int:
@@ -209,9 +209,9 @@ class GroupHandle:
 
     async def _read_status(self, record: GroupRecord) -> GroupStatus:
         epoch = await ask(self._store.get, self._keys.epoch)
-        members = read_members(await ask(self._store.list, self._keys.members))
+        members = decode_members(await ask(self._store.list, self._keys.members))
         names = await ask(self._store.children, self._keys.leases)
-        number = read_epoch(epoch) if epoch is not None else 0
+        number = decode_epoch(epoch) if epoch is not None else 0
         is_restarting = bool(number) and record.state == RUNNING and not await self._has_begun(number)
         live = {int(name) for name in names if name.isdecimal()}
         at_work = {info.rank for info in members if info.status in ACTIVE}

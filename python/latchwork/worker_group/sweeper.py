@@ -15,7 +15,7 @@ from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
-from latchwork.worker_group.submission import NAMESPACE, group_store
+from latchwork.worker_group.submission import NAMESPACE, get_group_store
 from latchwork.worker_group.transactions import GroupSnapshot, decode_record_or_none
 
 #: Seconds without running workers after which a sweeper removes a running group.
@@ -49,7 +49,7 @@ class GroupSweeper:
     """
 
     def __init__(self, store: Store, *, namespace: str = NAMESPACE, abandon_s: float = ABANDON_S) -> None:
-        self._store = group_store(store, "sweep")
+        self._store = get_group_store(store, "sweep")
         self._namespace = check_name(namespace, "workers namespace")
         self._abandon_s = abandon_s
         self._since: dict[tuple[str, str, int], float] = {}

@@ -27,10 +27,10 @@ from latchwork.worker_group.records import (
     GroupRecord,
     WorkerInfo,
     create_restarted_member,
+    decode_epoch,
     encode_epoch,
     encode_lease,
     merge_info,
-    read_epoch,
 )
 
 #: Number of ranks that one transaction removes when a group is scaled down.
@@ -73,7 +73,7 @@ class EpochState:
     @property
     def number(self) -> int:
         """Number of the epoch."""
-        return read_epoch(self.entry)
+        return decode_epoch(self.entry)
 
     @property
     def is_healthy(self) -> bool:
@@ -329,9 +329,9 @@ def build_fail_txn(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: st
     )
 
 
-def _log_failure(snapshot: GroupSnapshot, number: int, why: str) -> _EventLog:
+def _log_failure(snapshot: GroupSnapshot, rank: int, why: str) -> _EventLog:
     log = _EventLog(snapshot.keys, snapshot.record, snapshot.now)
-    log.add("failed", number, why)
+    log.add("failed", rank, why)
     if not log.record.is_final:
         log.record = replace(log.record, state=FAILED, ended=snapshot.now, why=why)
         log.add("ended", why=why)
@@ -381,23 +381,23 @@ def build_mark_healthy_txn(snapshot: GroupSnapshot, fence: Fence, epoch: int) ->
     return log.txn([fence, At(entry), Absent(mark)], Create(mark, b""))
 
 
-def build_leave_txn(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fence) -> GroupTxn:
+def build_leave_txn(snapshot: GroupSnapshot, rank: int, lease_keys: Sequence[str], fence: Fence) -> GroupTxn:
     """Build the transaction that removes a worker's lease. If it is the last lease of an ended group, the group is
     removed.
 
     Args:
         snapshot: Current state of the group.
-        number: Rank of the leaving worker.
-        live: Keys of all leases, listed after the group record was read.
+        rank: Rank of the leaving worker.
+        lease_keys: Keys of the leases of all running workers, listed after the group record was read.
         fence: Fence of the leaving worker.
     """
     keys, entry = snapshot.keys, snapshot.entry
-    record, mine = snapshot.record, keys.lease_key(number)
-    if record.is_final and list(live) == [mine]:
+    record, mine = snapshot.record, keys.lease_key(rank)
+    if record.is_final and list(lease_keys) == [mine]:
         gone = Put(keys.group.ended, record.to_bytes())
         return GroupTxn((fence, At(entry)), (Delete(mine), Delete(keys.record), gone))
     log = _EventLog(keys, record, snapshot.now)
-    log.add("left", number)
+    log.add("left", rank)
     return log.txn([fence, At(entry)], Delete(mine))
 
 
@@ -439,7 +439,7 @@ def build_scale_down_txn(snapshot: GroupSnapshot, n: int, members: Sequence[Entr
     """
     keys, entry = snapshot.keys, snapshot.entry
     record = snapshot.record
-    gone = [info for member in members if (info := WorkerInfo.or_none(member)) is not None and info.rank >= n]
+    gone = [info for member in members if (info := WorkerInfo.decode_or_none(member)) is not None and info.rank >= n]
     done = sum(info.status == COMPLETED for info in gone)
     fewer = replace(
         record,
@@ -457,33 +457,33 @@ def build_scale_down_txn(snapshot: GroupSnapshot, n: int, members: Sequence[Entr
     return log.txn([At(entry)], *ops)
 
 
-def build_first_master_txn(snapshot: GroupSnapshot, term: Fence, seen: str) -> GroupTxn:
+def build_first_master_txn(snapshot: GroupSnapshot, master_fence: Fence, last_run_key: str) -> GroupTxn:
     """Build the transaction that stores that the run has had a master. The next master then counts as a restart.
 
     Args:
         snapshot: Current state of the group.
-        term: Fence of the master.
-        seen: Key that holds the ID of the last run that had a master.
+        master_fence: Fence of the master.
+        last_run_key: Key that holds the ID of the last run that had a master.
     """
-    return GroupTxn((term, At(snapshot.entry)), (Put(seen, snapshot.record.run.encode()),))
+    return GroupTxn((master_fence, At(snapshot.entry)), (Put(last_run_key, snapshot.record.run.encode()),))
 
 
-def build_new_master_txn(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
+def build_new_master_txn(snapshot: GroupSnapshot, master_fence: Fence) -> GroupTxn:
     """Build the transaction that stores that another process has become the master: the event ``master_restarted``.
 
     Args:
         snapshot: Current state of the group.
-        term: Fence of the master.
+        master_fence: Fence of the master.
     """
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now)
     log.add("master_restarted")
-    return log.txn([term, At(entry)])
+    return log.txn([master_fence, At(entry)])
 
 
-def read_members(entries: Iterable[Entry]) -> list[WorkerInfo]:
+def decode_members(entries: Iterable[Entry]) -> list[WorkerInfo]:
     """Decode the records of workers, and sort them by rank. Unreadable records are left out."""
-    found = (WorkerInfo.or_none(entry) for entry in entries)
+    found = (WorkerInfo.decode_or_none(entry) for entry in entries)
     return sorted((info for info in found if info is not None), key=lambda info: info.rank)
 
 

@@ -21,7 +21,7 @@ from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRem
 from latchwork.worker_group.keys import FINAL, INIT
 from latchwork.worker_group.membership import Joiner, with_default_key
 from latchwork.worker_group.observation import explain_exit
-from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo, read_key, summarize
+from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo, decode_worker_key, format_first_values
 from latchwork.worker_group.submission import NAMESPACE, check_worker_count, resolve_group
 from latchwork.worker_group.transactions import decode_record_or_none
 from latchwork.worker_group.worker_core import WorkerCore
@@ -74,12 +74,12 @@ async def _call_user_function(core: WorkerCore, call: Callable[[], T]) -> T:
     try:
         return await call_user_function(call)
     except BaseException as error:
-        if is_failure(error):
+        if is_permanent_failure(error):
             await core.report_failure(reason(error))
         raise
 
 
-def is_failure(error: BaseException) -> bool:
+def is_permanent_failure(error: BaseException) -> bool:
     """Return whether an exception that user code raised fails the worker permanently.
 
     Errors of the group and the store, interrupts and cancellations do not fail it.
@@ -147,7 +147,7 @@ class GroupWorker(Closable):
             if self._core.exit_error is None and self._core.membership is not None:
                 if not isinstance(exc, BaseException):
                     await self._core.complete()
-                elif is_failure(exc):
+                elif is_permanent_failure(exc):
                     with suppress(LatchworkError):
                         await self._core.fail(reason(exc))
         finally:
@@ -330,7 +330,7 @@ class GroupWorker(Closable):
         """
         snapshot = await self._core.snapshot()
         there = {info.rank for info in await self._core.members()}
-        missing = summarize([number for number in range(snapshot.record.workers) if number not in there])
+        missing = format_first_values([number for number in range(snapshot.record.workers) if number not in there])
         return WaitTimeout(f"group {self._core.keys.group!r}: no worker has these ranks after {timeout_s} s: {missing}")
 
     @driven
@@ -344,9 +344,9 @@ class GroupWorker(Closable):
         """
         store, keys = self._core.store, self._core.require_membership().keys
         live = await ask(store.get, keys.lease_key(rank))
-        key = "" if live is None else read_key(live)
+        key = "" if live is None else decode_worker_key(live)
         member = await ask(store.get, keys.member_key(key)) if key else None
-        return None if member is None else WorkerInfo.or_none(member)
+        return None if member is None else WorkerInfo.decode_or_none(member)
 
     @driven
     async def size(self) -> int:

@@ -28,14 +28,14 @@ from latchwork.store.steps import ask, call_user_function, steps_of, undone_if_i
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
-from latchwork.worker_group.epoch import RecordWriter, WorkerEpoch, name_missing_workers
+from latchwork.worker_group.epoch import RecordWriter, WorkerEpoch, explain_broken_barrier
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, RestartsExceeded
 from latchwork.worker_group.events import EventListeners
 from latchwork.worker_group.keys import FINAL, INIT, GroupKeys
 from latchwork.worker_group.membership import Joiner, WorkerMembership
 from latchwork.worker_group.observation import WorkerWatcher, create_epoch_ended_error, explain_refused_write
-from latchwork.worker_group.records import COMPLETED, WorkerInfo, read_epoch
-from latchwork.worker_group.transactions import GroupSnapshot, read_members
+from latchwork.worker_group.records import COMPLETED, WorkerInfo, decode_epoch
+from latchwork.worker_group.transactions import GroupSnapshot, decode_members
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class WorkerCore:
             self.store,
             membership,
             on_epoch=self._on_epoch,
-            on_shrink=self._on_shrink,
+            on_scale_down=self._on_scale_down,
             on_failed=self._on_failed,
             on_end=self._on_end,
             on_events=self._events.notify,
@@ -221,7 +221,7 @@ class WorkerCore:
 
     async def members(self) -> list[WorkerInfo]:
         """Return the records of all workers, sorted by rank."""
-        return read_members(await ask(self.store.list, self.require_membership().keys.members))
+        return decode_members(await ask(self.store.list, self.require_membership().keys.members))
 
     async def update_info(self, info: WorkerInfo) -> None:
         """Replace the information that this worker published about itself."""
@@ -239,11 +239,11 @@ class WorkerCore:
 
     # Barriers
 
-    async def wait_at_barrier(self, current: WorkerEpoch, name: str, timeout_s: float | None) -> int:
+    async def wait_at_barrier(self, worker_epoch: WorkerEpoch, name: str, timeout_s: float | None) -> int:
         """Wait at a barrier until all other workers have arrived.
 
         Args:
-            current: The worker's epoch, to which the barrier belongs.
+            worker_epoch: The worker's epoch, to which the barrier belongs.
             name: Name of the barrier.
             timeout_s: Seconds to wait; None waits forever.
         Returns:
@@ -255,24 +255,24 @@ class WorkerCore:
         while True:
             try:
                 watcher = self._watcher
-                with current.barrier_in_use(name, None if watcher is None else watcher.record) as barrier:
+                with worker_epoch.barrier_in_use(name, None if watcher is None else watcher.record_entry) as barrier:
                     if watcher is not None:
                         watcher.recheck_barriers()
-                    return await steps_of(barrier.wait)(timeout_s, checks=[current.fence])
+                    return await steps_of(barrier.wait)(timeout_s, checks=[worker_epoch.fence])
             except BarrierBroken as error:
-                raise await name_missing_workers(self.store, membership, name, error) from error
+                raise await explain_broken_barrier(self.store, membership, name, error) from error
             except (Closed, Conflict, SessionLost) as error:
                 if not isinstance(error, Conflict):
-                    raise await self._explain_wait_error(current, error) from error
-                await self._writer.raise_if_refused(current.epoch)
+                    raise await self._explain_wait_error(worker_epoch, error) from error
+                await self._writer.raise_if_refused(worker_epoch.epoch)
 
-    async def _explain_wait_error(self, current: WorkerEpoch, error: LatchworkError) -> LatchworkError:
+    async def _explain_wait_error(self, worker_epoch: WorkerEpoch, error: LatchworkError) -> LatchworkError:
         """Return the error to raise after a wait at a barrier has failed.
 
         If the worker's epoch or membership has ended, the error says so. Otherwise it is the given error.
 
         Args:
-            current: The worker's epoch during the wait.
+            worker_epoch: The worker's epoch during the wait.
             error: Error of the wait.
         """
         self.waits.check(error)
@@ -282,7 +282,7 @@ class WorkerCore:
             return self._failure
         membership = self.require_membership()
         try:
-            return await explain_refused_write(self.store, membership, current.epoch) or error
+            return await explain_refused_write(self.store, membership, worker_epoch.epoch) or error
         except (Unavailable, OutcomeUnknown):
             if membership.session.remaining_s() > 0.0:
                 return error
@@ -302,20 +302,20 @@ class WorkerCore:
         await self._writer.raise_if_refused(current.epoch)
         return current
 
-    async def _record_healthy(self, current: WorkerEpoch) -> None:
+    async def _record_healthy(self, worker_epoch: WorkerEpoch) -> None:
         """Store the event ``healthy`` if this worker has the lowest rank.
 
         If this worker is lost before it has stored the event, the transaction that records its loss stores the event.
 
         Args:
-            current: The worker's epoch.
+            worker_epoch: The worker's epoch.
         """
         assert self._watcher is not None
-        if not self._watcher.is_first:
+        if not self._watcher.has_lowest_rank:
             return
         for _ in range(5):
             snapshot = await self.snapshot()
-            txn = transactions.build_mark_healthy_txn(snapshot, current.fence, current.epoch)
+            txn = transactions.build_mark_healthy_txn(snapshot, worker_epoch.fence, worker_epoch.epoch)
             try:
                 await ask(self.store.commit, txn.checks, txn.ops)
             except Conflict:
@@ -344,17 +344,17 @@ class WorkerCore:
                 return current
             # a worker was lost during the wait: enter the next epoch
 
-    async def has_passed(self, current: WorkerEpoch, name: str) -> bool:
+    async def has_passed(self, worker_epoch: WorkerEpoch, name: str) -> bool:
         """Return whether all workers have passed a barrier.
 
         Args:
-            current: The worker's epoch, to which the barrier belongs.
+            worker_epoch: The worker's epoch, to which the barrier belongs.
             name: Name of the barrier.
         """
         try:
-            return (await steps_of(current.barrier(name).check)())[0]
+            return (await steps_of(worker_epoch.barrier(name).check)())[0]
         except Closed as error:
-            raise await self._explain_wait_error(current, error) from error
+            raise await self._explain_wait_error(worker_epoch, error) from error
 
     # Used by `run_until_complete`
 
@@ -410,10 +410,10 @@ class WorkerCore:
 
     def _on_epoch(self, entry: Entry) -> None:
         current = self._current
-        if current is not None and current.epoch < read_epoch(entry):
+        if current is not None and current.epoch < decode_epoch(entry):
             current.end()
 
-    async def _on_shrink(self, n: int) -> None:
+    async def _on_scale_down(self, n: int) -> None:
         current = self._current
         if current is not None:
             await current.break_barriers_above(n)
