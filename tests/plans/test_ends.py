@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict
 from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
-from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
+from latchwork.plans.completion import CallTracker, Completion, CompletionBatcher
 from latchwork.plans.keys import PARTITION, split_item_id
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import Propagation
@@ -195,8 +195,8 @@ def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_re
 def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long_calls(store):
     bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(3)])
     typical, rounds = [0.001], []
-    runs = RunTracker(lambda: typical[0])
-    ends = CompletionBatcher(bench.plan_store, bench.progress, None, Signal(), expects_more=runs.expects_return)
+    runs = CallTracker(lambda: typical[0])
+    ends = CompletionBatcher(bench.plan_store, bench.progress, None, Signal(), expects_more=runs.expects_return_soon)
     for claim in bench.claims.values():
         runs.add(claim)
 
@@ -206,7 +206,7 @@ def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long
             each.set_ending(Done())
 
     async def second():
-        if len(rounds) == 1 and runs.expects_return():
+        if len(rounds) == 1 and runs.expects_return_soon():
             runs.remove(bench.claims["n1"])
             ends.add(end("n1"))
             typical[0] = 1.0  # and n2 takes long
@@ -226,7 +226,7 @@ def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long
     ends.add(end("n0")).result(WAIT_S)
     ends.close()
     assert rounds == [["n2"], ["n0", "n1"]]
-    assert not runs.expects_return()
+    assert not runs.expects_return_soon()
 
 
 def test_two_last_ends_that_are_written_at_once_do_not_leave_the_plan_to_each_other(store):

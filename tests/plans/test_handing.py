@@ -161,7 +161,7 @@ def test_a_successor_that_changed_after_it_was_read_ahead_is_read_again(store):
     assert bench.commit("one", one)
     one.on_committed(bench.landed)
     (bench.claims["two"],) = bench.begun
-    run(bench.ends._read_ahead(bench.ends._claimed))
+    run(bench.ends._prefetch_successors(bench.ends._claimed))
     (known,) = bench.ends._plans.values()
     assert known.is_waiting("three")
     Plans(store, functions=ECHO).get("p").add(echo, refs[0], name="late")

@@ -42,9 +42,9 @@ def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store
     async def passed_on(seen, task):
         waiting = await plan_store.read_tasks("p", task.record.successors)
         others = [dep for each in waiting for dep in each.record.deps if dep != task.name]
-        witnesses = await plan_store.filter_pending("p", others)
+        witnesses = await plan_store.find_unfinished_tasks("p", others)
         if not waiting:
-            witnesses = [each for each in await plan_store.list_pending("p", 10) if each != task.name][:1]
+            witnesses = [each for each in await plan_store.list_unfinished_tasks("p", 10) if each != task.name][:1]
         ready = [] if witnesses else waiting
         return plan_store.transitions.complete_delegating("p", seen, task, b"=", ready=ready, witnesses=witnesses)
 

@@ -54,7 +54,7 @@ def passed_on(stored):
 def added(stored):
     record = TaskRecord(TaskState.WAITING, 2, "fn", deps=("a", "b"))
     deps = [stored.task(A), stored.task(B)]
-    return stored.transitions.add_task("p", *stored.plan, name="d", task=record, deps=deps, adds=1)
+    return stored.transitions.add_task("p", *stored.plan, name="d", task=record, deps=deps, addition_count=1)
 
 
 #: What makes each transition, the keys that have to be as they were read, and those that only have to exist.

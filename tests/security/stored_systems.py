@@ -94,7 +94,7 @@ ROWS = {
     "large value": ("tasks.blobs", BLOB.to_bytes(), BlobRef.from_bytes),
     "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.from_bytes),
     "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.from_bytes),
-    "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.decode_item_hints),
+    "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.decode_item_settings),
     "worker": (
         "worker_group.records",
         WORKER.to_bytes(),

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from latchwork._base.validation import is_number
 from latchwork.errors import ValueTooLarge
 from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
-from latchwork.plans.keys import MAX_TASK_NAME, check_id, default_task_name
+from latchwork.plans.keys import MAX_TASK_NAME, check_id, format_default_task_name
 from latchwork.plans.records import MAX_NAMES_BYTES, PlanRecord, PlanState, TaskRecord, TaskState
 from latchwork.plans.transitions import MAX_LINKED
 from latchwork.tasks import (
@@ -394,9 +394,9 @@ def generate_task_name(number: int, is_taken: Callable[[str], bool]) -> str:
         number: Position of the task in the plan; the first name that is tried contains it.
         is_taken: Returns whether a name is in use.
     """
-    while is_taken(default_task_name(number)):
+    while is_taken(format_default_task_name(number)):
         number += 1
-    return default_task_name(number)
+    return format_default_task_name(number)
 
 
 class ChildPlan(PlanBuilder[None], DeferredResult):

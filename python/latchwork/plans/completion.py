@@ -235,7 +235,7 @@ class PlanCache:
         return found
 
 
-class RunTracker:
+class CallTracker:
     """The calls of one worker that have not returned yet. Thread-safe.
 
     Args:
@@ -257,7 +257,7 @@ class RunTracker:
         with self._mutex:
             self._runs.discard(claim)
 
-    def expects_return(self) -> bool:
+    def expects_return_soon(self) -> bool:
         """Return whether a call is likely to return within milliseconds: one is running, and calls are typically
         short.
         """
@@ -323,7 +323,7 @@ class CompletionBatcher:
             self._notifier.notify_all()
         return completion.ending
 
-    def drop_cached(self, plan_id: str) -> None:
+    def drop_plan_cache(self, plan_id: str) -> None:
         """Drop the cache of a plan that has ended."""
         with self._notifier.mutex:
             if self._thread is not None:
@@ -352,7 +352,7 @@ class CompletionBatcher:
             claimed, self._claimed = self._claimed, []
             if not completions:
                 if claimed and not await self._notifier.changed_since(version, self._clock, _IDLE_S):
-                    await self._read_ahead(claimed)
+                    await self._prefetch_successors(claimed)
                     continue
                 await self._notifier.changed_since(version, self._clock, None)
                 await self._wait_for_more()
@@ -432,7 +432,7 @@ class CompletionBatcher:
         own = {completion.name: at for at, completion in enumerate(completions)}
         in_flight = frozenset().union(*cache.in_flight)
         tasks = [completion.task for completion in completions if completion.task is not None]
-        others = await self._find_pending_deps(plan_id, cache, tasks, lambda name: name in own or name in in_flight)
+        others = await self._find_unfinished_deps(plan_id, cache, tasks, lambda name: name in own or name in in_flight)
         left: list[Completion] = []
         finished_deps: dict[str, list[str]] = {}
         last_predecessors = find_last_predecessors(completions)
@@ -457,7 +457,7 @@ class CompletionBatcher:
             if (
                 not ready
                 and not witnesses
-                and (another := await self._find_witness(plan_id, cache, own, in_flight)) is not None
+                and (another := await self._find_unfinished_task(plan_id, cache, own, in_flight)) is not None
             ):
                 witnesses[another] = None
             eager_claims = self._choose_claims(completion, ready, len(claimed))
@@ -483,15 +483,15 @@ class CompletionBatcher:
         self._claimed.append((plan_id, cache, claimed))
         return left
 
-    async def _read_ahead(self, claimed: Iterable[tuple[str, PlanCache, list[str]]]) -> None:
+    async def _prefetch_successors(self, claimed_tasks: Iterable[tuple[str, PlanCache, list[str]]]) -> None:
         """Read the successors of tasks that were just claimed, so that they are cached when these tasks complete.
 
         Reads only successors that probably have no other unfinished dependency.
 
         Args:
-            claimed: IDs and caches of plans, and the names of the claimed tasks of each.
+            claimed_tasks: IDs and caches of plans, and the names of the claimed tasks of each.
         """
-        for plan_id, cache, claimed_names in claimed:
+        for plan_id, cache, claimed_names in claimed_tasks:
             tasks = [cache.tasks[name].record for name in claimed_names if name in cache.tasks]
             names = [
                 each
@@ -510,7 +510,7 @@ class CompletionBatcher:
             completion.plan_id, (completion.entry, completion.plan), tasks, already_chosen=already_chosen
         )
 
-    async def _find_pending_deps(
+    async def _find_unfinished_deps(
         self, plan_id: str, cache: PlanCache, ended: Iterable[Task], is_in_flight: Callable[[str], bool]
     ) -> dict[str, str]:
         """Find, for each successor of these tasks, one of its dependencies that has not ended.
@@ -531,7 +531,7 @@ class CompletionBatcher:
             if each not in cache.tasks and not cache.is_ending(late, is_in_flight)
         }
         live: set[str] = set()
-        found = await self._pick_pending_dep(plan_id, cache, candidates, live)
+        found = await self._pick_unfinished_dep(plan_id, cache, candidates, live)
         names = [
             each for each in dict.fromkeys(each for task in tasks for each in task.successors) if each not in found
         ]
@@ -541,12 +541,12 @@ class CompletionBatcher:
         most, left = _FIRST_LOOK, [each for each in names if cache.is_waiting(each)]
         while left:
             candidates = {each: cache.list_unfinished_deps(each, is_in_flight, most) for each in left}
-            found |= await self._pick_pending_dep(plan_id, cache, candidates, live)
+            found |= await self._pick_unfinished_dep(plan_id, cache, candidates, live)
             left = [each for each, deps in candidates.items() if deps and each not in found]
             most *= _LONGER
         return found
 
-    async def _pick_pending_dep(
+    async def _pick_unfinished_dep(
         self, plan_id: str, cache: PlanCache, candidates: Mapping[str, Sequence[str]], known_pending: set[str]
     ) -> dict[str, str]:
         """Pick, for each successor, one of its candidates that has not ended.
@@ -560,12 +560,12 @@ class CompletionBatcher:
             The name of the dependency, by the name of the successor. Successors without such a dependency are left out.
         """
         asked = dict.fromkeys(dep for deps in candidates.values() for dep in deps if dep not in known_pending)
-        pending = await self._plan_store.filter_pending(plan_id, list(asked))
+        pending = await self._plan_store.find_unfinished_tasks(plan_id, list(asked))
         known_pending |= pending
         cache.ended.update(dep for dep in asked if dep not in pending)
         return {each: dep for each, deps in candidates.items() for dep in reversed(deps) if dep in known_pending}
 
-    async def _find_witness(
+    async def _find_unfinished_task(
         self, plan_id: str, cache: PlanCache, own: Iterable[str], in_flight: Iterable[str]
     ) -> str | None:
         """Find a task of the plan that has not ended, preferably one that will not end soon.
@@ -584,7 +584,7 @@ class CompletionBatcher:
             ending = {*own, *in_flight}
             names = [
                 each
-                for each in await self._plan_store.list_pending(plan_id, _WITNESSES + len(ending))
+                for each in await self._plan_store.list_unfinished_tasks(plan_id, _WITNESSES + len(ending))
                 if each not in ending
             ]
             cache.last = max(names, default=None)
@@ -634,7 +634,7 @@ class CompletionBatcher:
         A task that has not ended will see these results when it ends. Successors that depend on such a task are
         therefore left to it, and so is the end of the plan.
         """
-        others = await self._find_pending_deps(plan_id, cache, ended, lambda _: False)
+        others = await self._find_unfinished_deps(plan_id, cache, ended, lambda _: False)
         successors = dict.fromkeys(each for task in ended for each in task.record.successors)
         free = [each for each in successors if each not in others]
         if free:

@@ -244,7 +244,7 @@ class PlanControl:
             entry, plan = await plan_store.read_plan(plan_id)
             if plan.generation != generation or plan.state is not PlanState.CANCELLING:
                 return
-            names = await plan_store.list_pending(plan_id, _ROUND)
+            names = await plan_store.list_unfinished_tasks(plan_id, _ROUND)
             if not names:
                 wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
                 if await plan_store.commit(

@@ -131,7 +131,7 @@ async def _create_draft(
         entry = await ask(store.get, plan_store.keys.plan_key(plan_id))
         if entry is None:
             continue
-        found = _check_own(plan_id, entry, plan.nonce)
+        found = _decode_own_plan(plan_id, entry, plan.nonce)
         if found.state is not PlanState.DRAFT:
             return None
         try:  # from an earlier attempt, whose session may have ended
@@ -143,7 +143,7 @@ async def _create_draft(
     raise trouble
 
 
-def _check_own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
+def _decode_own_plan(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
     """Decode the record of a plan, and check that our builder wrote it.
 
     Raises:
@@ -210,7 +210,7 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
         entry = await ask(plan_store.store.get, plan_store.keys.plan_key(plan_id))
         if entry is None:
             raise Conflict(f"plan {plan_id!r} was removed while it was being written; start it again")
-        plan = _check_own(plan_id, entry, nonce)
+        plan = _decode_own_plan(plan_id, entry, nonce)
         if plan.state is not PlanState.DRAFT:
             return
         edit = plan_store.transitions.start_plan(plan_id, entry, plan, now_ms())

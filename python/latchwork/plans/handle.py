@@ -387,7 +387,7 @@ class PlanHandle:
             chosen = given or sent or generate_task_name(number, lambda _: False)
             record = replace(call.to_record(number), args=b"" if at is not None else template, args_at=at, nonce=nonce)
             edit = self._plan_store.transitions.add_task(
-                self.id, entry, plan, name=chosen, task=record, deps=deps, adds=count
+                self.id, entry, plan, name=chosen, task=record, deps=deps, addition_count=count
             )
             try:
                 await ask(self._plan_store.store.commit, edit.checks, edit.ops)

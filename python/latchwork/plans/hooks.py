@@ -20,17 +20,17 @@ from msgspec.structs import replace
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
+from latchwork.plans.completion import CallTracker, Completion, CompletionBatcher
 from latchwork.plans.control import ChildPlans, PlanBusy, PlanControl
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import PARTITION, split_item_id
-from latchwork.plans.limits import ParallelLimiter
-from latchwork.plans.peers import PeerSharding
+from latchwork.plans.permits import ParallelLimiter
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import EagerClaimer, Propagation, check_held
-from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, decode_item_hints, max_result_bytes
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, decode_item_settings, max_result_bytes
+from latchwork.plans.task_sharding import PeerSharding
 from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
-from latchwork.plans.wakeups import is_ending
+from latchwork.plans.wakeups import is_plan_ending
 from latchwork.primitives import QueueClaim, QueueItem, TakerShard
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, driven, steps_of
@@ -159,7 +159,7 @@ class ResultCache:
             while self._bytes > self._max_bytes:
                 self._drop(next(iter(self._kept)))
 
-    def drop_cached(self, plan_id: str) -> None:
+    def drop_plan_cache(self, plan_id: str) -> None:
         """Drop the results of a plan that has ended."""
         with self._mutex:
             for key in self._names.get(plan_id, set()).copy():
@@ -208,7 +208,7 @@ class PlanHooks(WorkerHooks):
         limits: ParallelLimiter,
         peers: PeerSharding,
         claimer: EagerClaimer,
-        runs: RunTracker,
+        runs: CallTracker,
         stop: Signal,
     ) -> None:
         self._plan_store = plan_store
@@ -237,17 +237,17 @@ class PlanHooks(WorkerHooks):
             stop,
             claimer,
             keep_result=self._keep_result,
-            expects_more=runs.expects_return,
+            expects_more=runs.expects_return_soon,
         )
 
     def close(self) -> None:
         """Finish the scheduled completions of tasks and accept no more. Idempotent."""
         self._batcher.close()
 
-    def drop_cached(self, plan_id: str) -> None:
+    def drop_plan_cache(self, plan_id: str) -> None:
         """Drop all cached data of a plan that has ended."""
-        self._results.drop_cached(plan_id)
-        self._batcher.drop_cached(plan_id)
+        self._results.drop_plan_cache(plan_id)
+        self._batcher.drop_plan_cache(plan_id)
         self._records.pop(plan_id, None)
 
     allows_deferred = True
@@ -273,7 +273,7 @@ class PlanHooks(WorkerHooks):
             return bool(task)
         if known is None or not (known[1].state is PlanState.READY or known[1].state.has_ended):
             return False
-        if known[1].parent is not None and is_ending(self._plans, self._plan_store.keys, plan_id):
+        if known[1].parent is not None and is_plan_ending(self._plans, self._plan_store.keys, plan_id):
             return known[1].state.has_ended
         most = known[1].max_parallel
         return most is None or self._limits.has_free_permit(plan_id, most)
@@ -310,7 +310,7 @@ class PlanHooks(WorkerHooks):
             return None
         return found
 
-    def is_replaced(self, path: str) -> bool:
+    def is_plan_replaced(self, path: str) -> bool:
         """Return whether the plan of a running item was removed and another plan has its ID.
 
         The mirror merges changes, so it may report the new plan without reporting the deletion of the old one.
@@ -355,7 +355,7 @@ class PlanHooks(WorkerHooks):
             The ID of the plan, the name of the task, and the names of the tasks whose results are not cached.
         """
         plan_id, name = split_item_id(claim.item.id)
-        known, names = self._cached_plan(plan_id), decode_item_hints(claim.value).args_from
+        known, names = self._cached_plan(plan_id), decode_item_settings(claim.value).args_from
         kept = {} if known is None else self._results.get(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
@@ -365,7 +365,7 @@ class PlanHooks(WorkerHooks):
         """
         self._limits.assign_permit(claim)
         plan_id, task = split_item_id(claim.item.id)
-        timeout_s = decode_item_hints(claim.value).timeout_s
+        timeout_s = decode_item_settings(claim.value).timeout_s
         if not task.startswith(_CONTROL):
             self._runs.add(claim)
             known = self._cached_plan(plan_id)
@@ -504,13 +504,19 @@ class PlanHooks(WorkerHooks):
         edit = self._children.build_child_start(found[0], *child)
         return Done(tuple(edit.checks), tuple(edit.ops))
 
-    async def _finish_child(
+    async def _finish_parent_task(
         self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task
     ) -> Ending | None:
-        """Finish a task whose child plan has ended.
+        """End a task that waits for a child plan: with the result of the child plan, or with its failure.
 
+        Args:
+            claim: Claim of the task's queue item.
+            plan_id: ID of the plan of the task.
+            stored_plan: Entry and record of this plan.
+            task: The task, which waits for the child plan.
         Returns:
-            How the claim ends; None if the task must be read again.
+            What to do with the queue item, such as to delete it; None if the task must be read again. If the child plan
+            has not ended, the item is deleted, and the end of the child plan creates another one.
         """
         outcome, check = await self._children.read_outcome(plan_id, task)
         if outcome is None:
@@ -540,7 +546,7 @@ class PlanHooks(WorkerHooks):
                 return Done()
             task = found[0]
             if task.record.state is TaskState.CHILD:
-                ending = await self._finish_child(claim, plan_id, (entry, plan), task)
+                ending = await self._finish_parent_task(claim, plan_id, (entry, plan), task)
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
                 return await self._finish_ended_task(claim, plan_id, (entry, plan), task)
             elif outcome.deferred or not (self._contexts.get(claim, ClaimContext()).is_call or is_undecodable(outcome)):
@@ -570,7 +576,7 @@ class PlanHooks(WorkerHooks):
         """Store the result of a task and update its successors.
 
         Returns:
-            How the claim ends; None if the task must be read again.
+            What to do with the queue item, such as to delete it; None if the task must be read again.
         """
         result = await self._store_result(claim, plan_id, task, outcome)
         edit = self._plan_store.transitions.complete_task(plan_id, task, result)

@@ -160,6 +160,6 @@ def split_item_id(text: str) -> tuple[str, str]:
     return (plan, task) if tilde else ("", "")
 
 
-def default_task_name(number: int) -> str:
+def format_default_task_name(number: int) -> str:
     """Return the generated name of an unnamed task."""
     return f"t{number:05}"

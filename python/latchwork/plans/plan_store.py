@@ -92,10 +92,10 @@ class PlanStore:
         """Return the names of a task's dependencies that are not done, sorted."""
         found = await self.read_tasks(plan_id, [name])
         deps = [dep for each in found for dep in each.record.deps]
-        done = await self.filter_done(plan_id, deps)
+        done = await self.find_done_tasks(plan_id, deps)
         return sorted(dep for dep in deps if dep not in done)
 
-    async def filter_done(self, plan_id: str, names: Sequence[str]) -> set[str]:
+    async def find_done_tasks(self, plan_id: str, names: Sequence[str]) -> set[str]:
         """Return the names of the tasks that are done, out of the given names. A done task stays done."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
@@ -103,7 +103,7 @@ class PlanStore:
             found.update(each.name for each in tasks if each.record.state is TaskState.DONE)
         return found
 
-    async def filter_pending(self, plan_id: str, names: Sequence[str]) -> set[str]:
+    async def find_unfinished_tasks(self, plan_id: str, names: Sequence[str]) -> set[str]:
         """Return the names of the tasks that have not ended, out of the given names."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
@@ -112,7 +112,9 @@ class PlanStore:
             found.update(name for name, entry in zip(some, entries, strict=True) if entry is not None)
         return found
 
-    async def filter_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], ended: set[str]) -> list[Task]:
+    async def find_ready_tasks(
+        self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], ended: set[str]
+    ) -> list[Task]:
         """Return the waiting tasks whose dependencies are all done. The answer is valid while the plan is unchanged.
 
         Args:
@@ -127,7 +129,7 @@ class PlanStore:
         while any(left.values()):
             wanted = dict.fromkeys(dep for deps in left.values() for dep in deps[-most:])
             asked = [dep for dep in wanted if dep not in live and dep not in ended]
-            live |= await self.filter_pending(plan_id, asked)
+            live |= await self.find_unfinished_tasks(plan_id, asked)
             ended.update(dep for dep in asked if dep not in live)
             left = {
                 name: [dep for dep in deps if dep not in ended]
@@ -138,14 +140,16 @@ class PlanStore:
         free = [each for each in tasks if each.name in left]
         if not plan.failed:
             return free
-        done = await self.filter_done(plan_id, list(dict.fromkeys(dep for each in free for dep in each.record.deps)))
+        done = await self.find_done_tasks(
+            plan_id, list(dict.fromkeys(dep for each in free for dep in each.record.deps))
+        )
         return [each for each in free if done.issuperset(each.record.deps)]
 
-    async def has_pending(self, plan_id: str) -> bool:
+    async def has_unfinished_tasks(self, plan_id: str) -> bool:
         """Return whether any task of the plan has not ended."""
         return bool(await ask(self.store.list, self.keys.todo_prefix(plan_id), recursive=True, limit=1))
 
-    async def list_pending(self, plan_id: str, limit: int) -> list[str]:
+    async def list_unfinished_tasks(self, plan_id: str, limit: int) -> list[str]:
         """Return the names of up to ``limit`` tasks that have not ended."""
         entries = await ask(self.store.list, self.keys.todo_prefix(plan_id), recursive=True, limit=limit)
         return [entry.key.rpartition("/")[2] for entry in entries]

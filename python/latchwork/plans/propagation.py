@@ -21,7 +21,7 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import PARTITION, item_id, split_item_id
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.transitions import StoredPlan, batch_tasks, encode_item_hints
+from latchwork.plans.transitions import StoredPlan, batch_tasks, encode_item_settings
 from latchwork.plans.wakeups import build_parent_wakeup
 from latchwork.primitives import CreateClaimed, QueueClaim, WorkQueue
 from latchwork.store import Session
@@ -151,7 +151,7 @@ class EagerClaimer:
 
     def _build_claim(self, plan_id: str, plan: PlanRecord, task: Task) -> CreateClaimed:
         sort_key = self._plan_store.transitions.get_sort_key(plan, task.record)
-        value = encode_item_hints(task.record)
+        value = encode_item_settings(task.record)
         return self._backlog.create_claimed(
             PARTITION, sort_key, item_id(plan_id, task.name), value, session=self._session
         )
@@ -223,7 +223,7 @@ class Propagation:
                 return
             tasks = await self._plan_store.read_tasks(plan_id, names[at : at + _TOGETHER])
             waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
-            free = await self._plan_store.filter_ready(plan_id, stored_plan[1], waiting, known_ended)
+            free = await self._plan_store.find_ready_tasks(plan_id, stored_plan[1], waiting, known_ended)
             for some in batch_tasks(free, _MAX_READY):
                 await self._make_ready(plan_id, stored_plan, some, plan_claimer)
 
@@ -294,7 +294,7 @@ class Propagation:
                 for each in await self._plan_store.read_tasks(plan_id, [name])
                 if each.record.state is TaskState.WAITING
             ]
-            if not found or not await self._plan_store.filter_ready(plan_id, stored_plan[1], found, set()):
+            if not found or not await self._plan_store.find_ready_tasks(plan_id, stored_plan[1], found, set()):
                 return
             if await self._plan_store.commit(self._plan_store.transitions.make_ready(plan_id, stored_plan, found[0])):
                 return
@@ -303,7 +303,7 @@ class Propagation:
         """End a plan if all of its tasks have ended."""
         plan_store = self._plan_store
         adds_key = plan_store.keys.additions_key(plan_id)
-        while not await plan_store.has_pending(plan_id):
+        while not await plan_store.has_unfinished_tasks(plan_id):
             try:
                 entry, plan = await plan_store.read_plan(plan_id)
             except NoSuchPlan:
@@ -311,7 +311,7 @@ class Propagation:
             if plan.state is not PlanState.READY:
                 return
             adds = await ask(plan_store.store.get, adds_key)  # read before the check, so that an added task is noticed
-            if await plan_store.has_pending(plan_id):
+            if await plan_store.has_unfinished_tasks(plan_id):
                 return
             wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
             if await plan_store.commit(

@@ -188,8 +188,8 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
         return replace(self, state=state)
 
 
-class ItemHints(Struct, frozen=True, omit_defaults=True):
-    """The value of a task's queue item: data that a worker needs before it reads the task.
+class ItemSettings(Struct, frozen=True, omit_defaults=True):
+    """The value of a task's queue item: the timeout of the task, and the tasks whose results it needs as arguments.
 
     Attributes:
         timeout_s: Seconds after which an execution is stopped; None for no limit.
@@ -202,7 +202,7 @@ class ItemHints(Struct, frozen=True, omit_defaults=True):
 
 _PLAN: Decoder[PlanRecord] = Decoder(PlanRecord, "a plan")
 _TASK: Decoder[TaskRecord] = Decoder(TaskRecord, "a task of a plan")
-_NEEDS: Decoder[ItemHints] = Decoder(ItemHints, "an item of a plan")
+_NEEDS: Decoder[ItemSettings] = Decoder(ItemSettings, "an item of a plan")
 
 
 class Task(Struct, frozen=True):
@@ -256,6 +256,10 @@ def decode_result(value: bytes) -> bytes | BlobRef:
     raise BadRecord(f"value {short(value)} is not a task's result")
 
 
-def decode_item_hints(item: bytes) -> ItemHints:
-    """Decode the value of a task's queue item. Returns defaults if it is unreadable."""
-    return _NEEDS.find(item) or ItemHints()
+def decode_item_settings(value: bytes) -> ItemSettings:
+    """Decode the value of a task's queue value: its timeout and the tasks whose results it needs.
+
+    Returns:
+        The settings; the defaults if the value is unreadable.
+    """
+    return _NEEDS.find(value) or ItemSettings()

@@ -16,7 +16,7 @@ from latchwork.plans.keys import CONTROL_SORT_KEY, Keys, item_id, sort_key
 from latchwork.plans.records import (
     MAX_FAILURES,
     MAX_REASON,
-    ItemHints,
+    ItemSettings,
     PlanRecord,
     PlanState,
     Task,
@@ -67,13 +67,13 @@ class Transitions:
 
     def create_item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
         """Return the writes that create the queue item of a ready task."""
-        return self._put_item(self.get_sort_key(plan, task), item_id(plan_id, name), encode_item_hints(task))
+        return self._put_item(self.get_sort_key(plan, task), item_id(plan_id, name), encode_item_settings(task))
 
     def get_sort_key(self, plan: PlanRecord, task: TaskRecord) -> str:
         """Return the sort key of a task's queue item."""
         return sort_key(plan.priority, plan.started_ms, task.number)
 
-    def control_ops(self, plan_id: str, operation: str, generation: int) -> list[Op]:
+    def create_control_item_ops(self, plan_id: str, operation: str, generation: int) -> list[Op]:
         """Return the writes that create the queue item of a control operation.
 
         Args:
@@ -125,7 +125,11 @@ class Transitions:
         draft = self.keys.draft_key(plan_id)
         return TxnPart(
             [At(entry), Exists(draft)],
-            [Put(entry.key, ready.to_bytes()), Delete(draft), *self.control_ops(plan_id, "start", ready.generation)],
+            [
+                Put(entry.key, ready.to_bytes()),
+                Delete(draft),
+                *self.create_control_item_ops(plan_id, "start", ready.generation),
+            ],
         )
 
     # Running
@@ -206,19 +210,21 @@ class Transitions:
             ],
         )
 
-    def complete_plan(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> TxnPart:
+    def complete_plan(
+        self, entry: Entry, plan: PlanRecord, additions: Entry | None, additions_key: str, now_ms: int
+    ) -> TxnPart:
         """Return the checks and writes that end a plan whose tasks have all ended.
 
         Args:
             entry: Entry of the plan.
             plan: Its decoded record.
-            adds: Entry of the key that each added task rewrites, read before the tasks were checked; None if it does
-                not exist. It is checked, so that a task that is added meanwhile is noticed.
-            adds_key: Name of this key.
+            additions: Entry of the key that each added task rewrites, read before the tasks were checked; None if it
+                does not exist. It is checked, so that a task that is added meanwhile is noticed.
+            additions_key: Name of this key.
             now_ms: End time in milliseconds since the epoch.
         """
         state = PlanState.FAILED if plan.failed else PlanState.COMPLETED
-        guard: Check = Absent(adds_key) if adds is None else At(adds)
+        guard: Check = Absent(additions_key) if additions is None else At(additions)
         return TxnPart([At(entry), guard], [Put(entry.key, replace(plan, state=state, ended_ms=now_ms).to_bytes())])
 
     # Failing
@@ -273,9 +279,9 @@ class Transitions:
 
         They check the plan, because a recovery makes the task wait again.
         """
-        return self._ended(plan_id, entry, task, TaskState.SKIPPED)
+        return self._build_task_end(plan_id, entry, task, TaskState.SKIPPED)
 
-    def _ended(self, plan_id: str, entry: Entry, task: Task, state: TaskState) -> TxnPart:
+    def _build_task_end(self, plan_id: str, entry: Entry, task: Task, state: TaskState) -> TxnPart:
         return TxnPart(
             [At(entry), At(task.entry)],
             [
@@ -298,14 +304,15 @@ class Transitions:
         """
         changed = replace(plan, state=PlanState.CANCELLING, generation=plan.generation + 1, outcome=outcome)
         return TxnPart(
-            [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "cancel", changed.generation)]
+            [At(entry)],
+            [Put(entry.key, changed.to_bytes()), *self.create_control_item_ops(plan_id, "cancel", changed.generation)],
         )
 
     def cancel_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
         """Return the checks and writes that cancel a task that is not running. The caller adds the removal of its queue
         item.
         """
-        return self._ended(plan_id, entry, task, TaskState.CANCELLED)
+        return self._build_task_end(plan_id, entry, task, TaskState.CANCELLED)
 
     def finish_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
         """Return the checks and writes that end a canceled plan. All of its tasks must have ended."""
@@ -319,7 +326,8 @@ class Transitions:
         """
         changed = replace(plan, state=PlanState.RECOVERING, generation=plan.generation + 1, failed=(), ended_ms=0)
         return TxnPart(
-            [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "recover", changed.generation)]
+            [At(entry)],
+            [Put(entry.key, changed.to_bytes()), *self.create_control_item_ops(plan_id, "recover", changed.generation)],
         )
 
     def reset_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
@@ -360,7 +368,7 @@ class Transitions:
         name: str,
         task: TaskRecord,
         deps: Sequence[Task],
-        adds: int,
+        addition_count: int,
     ) -> TxnPart:
         """Return the checks and writes that add a task to a running plan.
 
@@ -373,7 +381,7 @@ class Transitions:
             name: Name of the new task.
             task: Record of the new task.
             deps: Its dependencies as they were read.
-            adds: Number of tasks that were added to the plan, including this one.
+            addition_count: Number of tasks that were added to the plan, including this one.
         """
         open_deps = [dep for dep in deps if dep.record.state is not TaskState.DONE]
         is_unsuccessful = any(dep.record.state.is_unsuccessful for dep in open_deps)
@@ -384,7 +392,7 @@ class Transitions:
             [At(entry), *(At(dep.entry) for dep in open_deps)],
             [
                 Create(self.keys.task_key(plan_id, name), record.to_bytes()),
-                Put(self.keys.additions_key(plan_id), str(adds).encode()),
+                Put(self.keys.additions_key(plan_id), str(addition_count).encode()),
             ],
         )
         for dep in open_deps:
@@ -403,7 +411,8 @@ class Transitions:
         """
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         return TxnPart(
-            [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "remove", changed.generation)]
+            [At(entry)],
+            [Put(entry.key, changed.to_bytes()), *self.create_control_item_ops(plan_id, "remove", changed.generation)],
         )
 
     def reserve_id(self, plan_id: str, plan: PlanRecord) -> TxnPart:
@@ -412,7 +421,7 @@ class Transitions:
         """
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         made = Create(self.keys.plan_key(plan_id), changed.to_bytes())
-        return TxnPart([], [made, *self.control_ops(plan_id, "remove", changed.generation)])
+        return TxnPart([], [made, *self.create_control_item_ops(plan_id, "remove", changed.generation)])
 
 
 def batch_tasks(tasks: Iterable[Task], max_tasks: int) -> list[list[Task]]:
@@ -433,7 +442,7 @@ def batch_tasks(tasks: Iterable[Task], max_tasks: int) -> list[list[Task]]:
     return found
 
 
-def encode_item_hints(task: TaskRecord) -> bytes:
-    """Return the value of a task's queue item: data that a worker needs before it reads the task."""
-    value = encode(ItemHints(task.timeout_s, task.args_from))
-    return value if len(value) <= _MAX_ITEM else encode(ItemHints(task.timeout_s))
+def encode_item_settings(task: TaskRecord) -> bytes:
+    """Encode the value of a task's queue item: its timeout and the tasks whose results it needs."""
+    value = encode(ItemSettings(task.timeout_s, task.args_from))
+    return value if len(value) <= _MAX_ITEM else encode(ItemSettings(task.timeout_s))

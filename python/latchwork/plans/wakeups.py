@@ -16,13 +16,12 @@ from latchwork.types import At, Entry, Exists
 _ENDING = (PlanState.CANCELLING, PlanState.REMOVING)
 
 
-def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
-    """Return whether a plan is being canceled or removed, or no longer exists. The same applies to each of its
-    ancestors.
+def is_plan_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
+    """Return whether a plan, or a plan that it is a child of, is being canceled or removed, or does not exist.
 
     Args:
-        plans: Entries of all plans by key, such as a mirror.
-        keys: Keys of the plans.
+        plans: The stored entries of all plans, by key.
+        keys: Builds the keys of the plans.
         plan_id: ID of the plan.
     """
     while True:

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from latchwork._base.event import Signal
 from latchwork._base.text import counted
 from latchwork.errors import BadRecord, Closed, LatchworkError
-from latchwork.plans.completion import RunTracker
+from latchwork.plans.completion import CallTracker
 from latchwork.plans.control import ChildPlans, PlanControl
 from latchwork.plans.hooks import PlanHooks
 from latchwork.plans.keys import NAME, split_item_id
-from latchwork.plans.limits import ParallelLimiter
-from latchwork.plans.peers import PeerSharding
+from latchwork.plans.permits import ParallelLimiter
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import EagerClaimer, Propagation
 from latchwork.plans.records import PlanRecord
 from latchwork.plans.removal import PlanRetention, next_expiry_ms, sweep_plans
-from latchwork.plans.wakeups import is_ending
+from latchwork.plans.task_sharding import PeerSharding
+from latchwork.plans.wakeups import is_plan_ending
 from latchwork.primitives import WorkQueue
 from latchwork.schedules.wall_clock import WallClock
 from latchwork.store import Backoff, Session, Store
@@ -123,7 +123,7 @@ class PlanWorkerSession:
             limits=self.limits,
             peers=self.peers,
             claimer=claimer,
-            runs=RunTracker(lambda: self.slots.typical_duration_s),
+            runs=CallTracker(lambda: self.slots.typical_duration_s),
             stop=self._stop,
         )
         self.worker_loop = WorkerLoop(
@@ -216,7 +216,7 @@ class PlanWorkerSession:
             if expiry_ms is not None:
                 self._expiries[change.key] = expiry_ms
         if plan is None or plan.state.has_ended:
-            self._hooks.drop_cached(change.key.rpartition("/")[2])
+            self._hooks.drop_plan_cache(change.key.rpartition("/")[2])
 
     def _on_permits_changed(self, *_: object) -> None:
         """Search for items that were skipped for lack of a permit, because another worker may have released one."""
@@ -227,13 +227,13 @@ class PlanWorkerSession:
 
     def _is_replaced(self, path: str) -> bool:
         try:
-            return self._hooks.is_replaced(path)
+            return self._hooks.is_plan_replaced(path)
         except LatchworkError:  # the mirror is closed
             return False
 
     def _is_plan_ending(self, plan_id: str) -> bool:
         try:
-            return is_ending(self._plans, self._plan_store.keys, plan_id)
+            return is_plan_ending(self._plans, self._plan_store.keys, plan_id)
         except LatchworkError:  # the mirror is closed
             return False
 
