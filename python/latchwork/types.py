@@ -44,12 +44,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
-    """A key that was created in an order with others; see ``Store.create_ordered``.
+class OrderedKey:
+    """A key that was created in an order with others; see ``Store.create_ordered_key``.
 
     Attributes:
         entry: The key.
-        older: The names of older keys of its kind that existed, oldest first. None: unknown.
+        older: The names of the older keys with the same key prefix, oldest first. None if they are not known.
     """
 
     entry: Entry

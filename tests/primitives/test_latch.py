@@ -388,7 +388,7 @@ def test_each_candidate_watches_exactly_the_one_before_it(connect, candidates, e
 @pytest.mark.parametrize("when", ["applied", "never applied"])
 def test_a_join_with_a_lost_answer_queues_exactly_once(connect, candidates, monkeypatch, when):
     store = connect()
-    create, cut = store.create_ordered, []
+    create, cut = store.create_ordered_key, []
 
     def losing(*key, **options):
         if cut:
@@ -398,7 +398,7 @@ def test_a_join_with_a_lost_answer_queues_exactly_once(connect, candidates, monk
             create(*key, **options)
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(store, "create_ordered", losing)
+    monkeypatch.setattr(store, "create_ordered_key", losing)
     latch = candidates("n1", store=store)
     latch.wait(5.0)
     assert [found.node_id for found in latch.candidates()] == ["n1"]
@@ -408,7 +408,7 @@ def test_a_join_with_a_lost_answer_queues_exactly_once(connect, candidates, monk
 
 def test_a_join_that_lands_late_does_not_stay_in_the_queue(connect, candidates, monkeypatch):
     store = connect()
-    create, late = store.create_ordered, []
+    create, late = store.create_ordered_key, []
 
     def losing(*key, **options):
         if late:
@@ -416,7 +416,7 @@ def test_a_join_that_lands_late_does_not_stay_in_the_queue(connect, candidates, 
         late.append(lambda: create(*key, **options))
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(store, "create_ordered", losing)
+    monkeypatch.setattr(store, "create_ordered_key", losing)
     latch = candidates("n1", store=store)
     latch.wait(5.0)
     late[0]()

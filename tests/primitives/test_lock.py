@@ -105,7 +105,7 @@ def test_a_single_try_does_not_even_queue(lock, connect, monkeypatch):
     assert second.acquire(0.0)
     second.release()
     first.acquire(5.0)
-    monkeypatch.setattr(store, "create_ordered", lambda *_, **__: pytest.fail("it took a ticket"))
+    monkeypatch.setattr(store, "create_ordered_key", lambda *_, **__: pytest.fail("it took a ticket"))
     with pytest.raises(WaitTimeout):
         second.acquire(0.0)
 
@@ -352,7 +352,7 @@ def test_a_free_lock_is_acquired_by_one_call_and_nothing_of_it_stays(lock, conne
     store.session.ensure_usable()
     spy(monkeypatch, store, asked)
     tokens = [(mine.acquire(5.0).token, mine.release())[0] for _ in range(3)]
-    assert asked == ["create_ordered", "delete"] * 3
+    assert asked == ["create_ordered_key", "delete"] * 3
     assert tokens == sorted(set(tokens))
     assert store.children("") == []
 
@@ -360,7 +360,7 @@ def test_a_free_lock_is_acquired_by_one_call_and_nothing_of_it_stays(lock, conne
 @pytest.mark.parametrize("when", ["applied", "never applied"])
 def test_an_acquire_with_a_lost_answer_queues_exactly_once(lock, connect, store, monkeypatch, when):
     cut_store = connect()
-    create, cut = cut_store.create_ordered, []
+    create, cut = cut_store.create_ordered_key, []
 
     def losing(*key, **options):
         if cut:
@@ -370,7 +370,7 @@ def test_an_acquire_with_a_lost_answer_queues_exactly_once(lock, connect, store,
             create(*key, **options)
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(cut_store, "create_ordered", losing)
+    monkeypatch.setattr(cut_store, "create_ordered_key", losing)
     mine = lock(store=cut_store)
     mine.acquire(5.0)
     assert len(store.list("orders")) == 1
@@ -394,7 +394,7 @@ def test_a_ticket_of_unknown_outcome_is_removed_when_the_acquire_gives_up(
     lock, connect, store, monkeypatch, eventually
 ):
     cut_store = connect()
-    create, made, cut = cut_store.create_ordered, [], threading.Event()
+    create, made, cut = cut_store.create_ordered_key, [], threading.Event()
 
     def losing(*key, **options):
         made.append(create(*key, **options).entry)
@@ -409,7 +409,7 @@ def test_a_ticket_of_unknown_outcome_is_removed_when_the_acquire_gives_up(
 
         return guarded
 
-    monkeypatch.setattr(cut_store, "create_ordered", losing)
+    monkeypatch.setattr(cut_store, "create_ordered_key", losing)
     monkeypatch.setattr(cut_store, "children", unless_cut(cut_store.children))
     monkeypatch.setattr(cut_store, "delete", unless_cut(cut_store.delete))
     with pytest.raises((OutcomeUnknown, Unavailable)):
@@ -423,13 +423,13 @@ def test_a_ticket_that_lands_after_its_acquire_gave_up_is_removed_also_when_nobo
     lock, connect, store, monkeypatch, eventually
 ):
     slow = connect()
-    create, late = slow.create_ordered, []
+    create, late = slow.create_ordered_key, []
 
     def losing(*key, **options):
         late.append(lambda: create(*key, **options))
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(slow, "create_ordered", losing)
+    monkeypatch.setattr(slow, "create_ordered_key", losing)
     with pytest.raises(OutcomeUnknown):
         lock(store=slow).acquire(0.0)
     late[0]()
@@ -460,7 +460,7 @@ def test_a_release_that_does_not_get_through_goes_on_in_the_background(lock, con
 def test_an_acquire_waits_through_an_outage_as_long_as_its_session_lives(lock, connect, monkeypatch):
     store = connect()
     mine = lock(store=store)
-    create, refused = store.create_ordered, []
+    create, refused = store.create_ordered_key, []
 
     def unreachable(*args, **options):
         if len(refused) < 3:
@@ -468,7 +468,7 @@ def test_an_acquire_waits_through_an_outage_as_long_as_its_session_lives(lock, c
             raise Unavailable("cut")
         return create(*args, **options)
 
-    monkeypatch.setattr(store, "create_ordered", unreachable)
+    monkeypatch.setattr(store, "create_ordered_key", unreachable)
     assert mine.acquire(20.0)
     assert len(refused) == 3
 
@@ -590,7 +590,7 @@ def settle(store, watches):
 
 def spy(patch, store, asked):
     """Note every call of a store."""
-    for name in ("get", "get_many", "list", "children", "commit", "create_ordered", "put", "delete", "watch"):
+    for name in ("get", "get_many", "list", "children", "commit", "create_ordered_key", "put", "delete", "watch"):
         call = getattr(store, name)
         patch.setattr(store, name, lambda *a, call=call, name=name, **o: asked.append(name) or call(*a, **o))
 

@@ -317,7 +317,7 @@ def test_a_waiter_reads_the_outcome_again_when_the_server_is_away_for_a_moment(
     gate, runner, third = Gate(), once(), connect()
     running = in_thread(lambda: runner.run(gate))
     assert gate.started.wait(20.0)
-    third.create_ordered(
+    third.create_ordered_key(
         "migrate/queue/t-", "0" * 32, b"{}", session=third.session
     )  # the waiter has no turn of its own
     with FaultyStore(latchwork.connect(backend_url)) as store:
@@ -399,7 +399,7 @@ def test_an_outcome_that_is_reset_as_soon_as_it_is_there_leaves_nobody_without_o
     runner, waiter, other = (once(store=each) for each in (connect(), store, third))
     running = in_thread(lambda: runner.run(gate, timeout_s=30.0))
     assert gate.started.wait(20.0)
-    between = third.create_ordered("migrate/queue/t-", "0" * 32, b"{}", session=third.session).entry
+    between = third.create_ordered_key("migrate/queue/t-", "0" * 32, b"{}", session=third.session).entry
     get, resets = store.get, []
 
     def reset_before_it_is_read(key, **options):

@@ -353,7 +353,7 @@ def test_a_lease_that_no_session_owns_takes_up_none(semaphore, store, in_thread,
 def test_a_key_in_the_place_of_ones_own_lease_is_one_error_and_the_next_has_a_turn(semaphore, connect, monkeypatch):
     store = connect()
     mine = semaphore(1, store=store)
-    create = store.create_ordered
+    create = store.create_ordered_key
 
     def another_program_writes_too(*args, **options):
         created = create(*args, **options)
@@ -361,7 +361,7 @@ def test_a_key_in_the_place_of_ones_own_lease_is_one_error_and_the_next_has_a_tu
         return created
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "create_ordered", another_program_writes_too)
+        patch.setattr(store, "create_ordered_key", another_program_writes_too)
         with pytest.raises(BadRecord, match=r"leases/t-[0-9a-f-]+' is not a lease of semaphore 'scanner'.* delete it"):
             mine.acquire(5.0)
     assert mine.waiters() == []

@@ -11,7 +11,7 @@ from latchwork.errors import LockLost
 from latchwork.store.connection import StoreConnection
 from latchwork.store.store import Store
 
-NEW = {"for_blocking_calls", "for_event_loop", "within", "create_ordered"}
+NEW = {"for_blocking_calls", "for_event_loop", "within", "create_ordered_key"}
 OLD = [name for name in vars(Backend) if not name.startswith("_") and name not in NEW]
 
 
@@ -51,7 +51,7 @@ def test_an_older_backend_serves_a_store(memory, make):
     store = store_on(make(memory))
     entry = store.put("k", b"v", session=store.session)
     assert (store.get("k"), store.pipeline().get("k").result(5)) == (entry, entry)
-    assert store.create_ordered("q/t-", "1", b"v").older is None
+    assert store.create_ordered_key("q/t-", "1", b"v").older is None
     with store.mirror("") as mirror:
         assert mirror["k"] == entry
     within = store.within(lambda: 3.0)

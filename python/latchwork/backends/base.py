@@ -12,7 +12,7 @@ Rules for every method that returns a future:
     ``OutcomeUnknown`` it may have been applied, or may still be.
 - Callbacks of the future may run in a thread of a client library and must not block.
 
-``for_blocking_calls``, ``for_event_loop``, ``within`` and ``create_ordered`` have defaults, which subclasses of
+``for_blocking_calls``, ``for_event_loop``, ``within`` and ``create_ordered_key`` have defaults, which subclasses of
 ``Backend`` inherit.
 """
 
@@ -27,15 +27,15 @@ from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import mapped
 from latchwork.backends.timer import Timer
 from latchwork.errors import LatchworkError
-from latchwork.types import Change, Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
+from latchwork.types import Change, Committed, Create, Entry, HasId, Op, OrderedKey, SimpleCheck
 
 Names = list[str]
 
 #: The maximum size of a value, on every backend.
 MAX_VALUE_BYTES = 1_000_000
-#: ``Backend.create_ordered`` names so many older keys; of more it says that it does not know them.
+#: ``Backend.create_ordered_key`` names so many older keys; of more it says that it does not know them.
 MAX_OLDER = 64
-#: Characters that ``Backend.create_ordered`` may append to a key.
+#: Characters that ``Backend.create_ordered_key`` may append to a key.
 MAX_ORDER_SUFFIX = 12
 #: The methods of ``Backend`` that return futures. A put, a create and a delete of a store are commits.
 CALLS = (
@@ -45,7 +45,7 @@ CALLS = (
     "children",
     "commit",
     "create_sequential",
-    "create_ordered",
+    "create_ordered_key",
     "delete_tree",
     "open_session",
 )
@@ -334,28 +334,30 @@ class Backend(Protocol):
         """
         ...
 
-    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create the key ``stem + unique``, and return the older keys with the same stem.
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, session: HasId | None
+    ) -> Future[OrderedKey]:
+        """Create the key ``key_prefix + unique_suffix``, and return the older keys with the same key prefix.
 
-        ``Ordered.older`` has the last segment of every key with the same stem and a smaller ``created``, the oldest
-        first. They are read at the time of the creation or later. It must not miss a key, because two clients could
-        then hold one lock. An additional name of a deleted key only costs a request. It is None if the names would cost
-        another round trip or if there are many: the caller then lists the keys and sorts them by ``created``. The
-        default returns None.
+        ``OrderedKey.older`` has the last segment of every key with the same key prefix and a smaller ``created``, the
+        oldest first. They are read at the time of the creation or later. It must not miss a key, because two clients
+        could then hold one lock. An additional name of a deleted key only costs a request. It is None if the names
+        would cost another round trip or if there are many: the caller then lists the keys and sorts them by
+        ``created``. The default returns None.
 
         Two keys that this method creates never have the same ``created``.
 
         Args:
-            stem: The parent and the beginning of the last segment.
-            unique: The rest of the key, without a slash, used only once per stem. A backend may append a suffix of at
-                most ``MAX_ORDER_SUFFIX`` characters.
+            key_prefix: The parent and the beginning of the last segment.
+            unique_suffix: The rest of the key, without a slash, used only once per key prefix. A backend may append a
+                suffix of at most ``MAX_ORDER_SUFFIX`` characters.
             value: The value.
             session: The session to which the key is bound, or None.
         Raises:
             LatchworkError: The same errors as those of ``commit``.
         """
-        created = self.commit((), (Create(stem + unique, value, session),))
-        return mapped(created, lambda done: Ordered(done.entries[0], None))
+        created = self.commit((), (Create(key_prefix + unique_suffix, value, session),))
+        return mapped(created, lambda done: OrderedKey(done.entries[0], None))
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at a prefix and everything below it. The future returns the number of deleted keys.
@@ -438,7 +440,7 @@ class DescribesServer(Protocol):
         ...
 
 
-_DEFAULTS = ("for_blocking_calls", "for_event_loop", "within", "create_ordered")
+_DEFAULTS = ("for_blocking_calls", "for_event_loop", "within", "create_ordered_key")
 
 
 class _WithDefaults:

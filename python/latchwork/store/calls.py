@@ -28,7 +28,7 @@ from latchwork.types import (
     Fence,
     HasId,
     Op,
-    Ordered,
+    OrderedKey,
     Put,
     SessionAlive,
     SimpleCheck,
@@ -135,23 +135,27 @@ class StoreCalls:
         self._usable(session)
         return mapped(self._backend.create_sequential(absolute, value, session), self._scope.relative_entry)
 
-    def create_ordered(
-        self, stem: str, unique: str, value: bytes, *, session: Session | None = None
-    ) -> Future[Ordered]:
-        """Create a key asynchronously, and return the older keys with the same stem. See ``Store.create_ordered``."""
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, *, session: Session | None = None
+    ) -> Future[OrderedKey]:
+        """Create a key asynchronously, and return the older keys with the same key prefix. See
+        ``Store.create_ordered_key``.
+        """
         self._check()
-        if not unique or "/" in unique:
-            raise InvalidKey(f"{unique!r} cannot be the last segment of a key: it must not be empty or contain '/'")
-        key = f"{stem}{unique}"
+        if not unique_suffix or "/" in unique_suffix:
+            raise InvalidKey(
+                f"{unique_suffix!r} cannot be the last segment of a key: it must not be empty or contain '/'"
+            )
+        key = f"{key_prefix}{unique_suffix}"
         longest = self._scope.absolute_key(f"{key}{_LONGEST_ORDER}")
         check_value(longest, value)
         self._usable(session)
-        absolute = longest.removesuffix(f"{unique}{_LONGEST_ORDER}")
-        future = self._backend.create_ordered(absolute, unique, value, session)
+        absolute = longest.removesuffix(f"{unique_suffix}{_LONGEST_ORDER}")
+        future = self._backend.create_ordered_key(absolute, unique_suffix, value, session)
         return mapped(future, self._ordered, lambda error: _key_exists_error(error, key))
 
-    def _ordered(self, made: Ordered) -> Ordered:
-        return Ordered(self._scope.relative_entry(made.entry), made.older)
+    def _ordered(self, made: OrderedKey) -> OrderedKey:
+        return OrderedKey(self._scope.relative_entry(made.entry), made.older)
 
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
         """Delete a key asynchronously. The future returns whether the key existed."""

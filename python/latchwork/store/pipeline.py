@@ -110,7 +110,7 @@ class Pipeline:
     children = _as_pipeline_method(StoreCalls.children)
     put = _as_pipeline_method(StoreCalls.put)
     create = _as_pipeline_method(StoreCalls.create)
-    create_ordered = _as_pipeline_method(StoreCalls.create_ordered)
+    create_ordered_key = _as_pipeline_method(StoreCalls.create_ordered_key)
     delete = _as_pipeline_method(StoreCalls.delete)
     delete_tree = _as_pipeline_method(StoreCalls.delete_tree)
     commit = _as_pipeline_method(StoreCalls.commit)

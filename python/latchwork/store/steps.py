@@ -31,7 +31,7 @@ T = TypeVar("T")
 #: Registers a quick call to make when a condition holds, and returns a function that removes it.
 Listen = Callable[[Callable[[], object]], Callable[[], object]]
 #: Names of the store's writing calls.
-WRITES = frozenset({"put", "create", "create_ordered", "delete", "delete_tree", "commit", "transact"})
+WRITES = frozenset({"put", "create", "create_ordered_key", "delete", "delete_tree", "commit", "transact"})
 #: A protocol that was called and not driven yet.
 StepCoroutine = Coroutine[Any, Any, T]
 

@@ -30,7 +30,7 @@ from latchwork.store.session import Session
 from latchwork.store.steps import WRITES, Pause, ask, call_user_function, driven, run, steps_of
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
-from latchwork.types import Check, Committed, Entry, Fence, Op, Ordered
+from latchwork.types import Check, Committed, Entry, Fence, Op, OrderedKey
 
 S = TypeVar("S", bound=Shared)
 T = TypeVar("T")
@@ -192,15 +192,17 @@ class Store:
         return self._timeouts.wait_for_write(future, f"create {key!r}")
 
     @entrance
-    def create_ordered(self, stem: str, unique: str, value: bytes, *, session: Session | None = None) -> Ordered:
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, *, session: Session | None = None
+    ) -> OrderedKey:
         """Create a key for a queue of waiters, and return the names of the older keys of that queue.
 
-        The keys of a queue have the same parent, begin with the same ``stem`` and were created by this method. They are
-        ordered by ``created``.
+        The keys of a queue have the same parent, begin with the same ``key_prefix`` and were created by this method.
+        They are ordered by ``created``.
 
         Args:
-            stem: The parent and the beginning of the last segment: ``orders/t-``.
-            unique: The rest of the last segment, never used before in this queue.
+            key_prefix: The parent and the beginning of the last segment: ``orders/t-``.
+            unique_suffix: The rest of the last segment, never used before in this queue.
             value: Up to 1,000,000 bytes with the key.
             session: Bind the key to this session.
         Returns:
@@ -211,8 +213,8 @@ class Store:
             KeyExists: The key exists. Not every backend can detect it.
             ValueTooLarge, InvalidKey, SessionLost: As for ``put``.
         """
-        future = self._calls.create_ordered(stem, unique, value, session=session)
-        return self._timeouts.wait_for_write(future, f"create {stem + unique!r}")
+        future = self._calls.create_ordered_key(key_prefix, unique_suffix, value, session=session)
+        return self._timeouts.wait_for_write(future, f"create {key_prefix + unique_suffix!r}")
 
     @entrance
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:

@@ -7,7 +7,7 @@ from latchwork.types import Delete
 
 
 def make(backend, unique, session=None):
-    return backend.create_ordered("q/t-", unique, b"v", session).result(5)
+    return backend.create_ordered_key("q/t-", unique, b"v", session).result(5)
 
 
 def test_the_oldest_are_named_up_to_a_limit_and_nothing_of_them_stays(backend, raw, root):
@@ -28,6 +28,6 @@ def test_creators_do_not_refuse_each_other(backend, monkeypatch):
     monkeypatch.setattr(
         backend._connection, "send", lambda *args, **options: sent.append(args[0]) or send(*args, **options)
     )
-    futures = [backend.create_ordered("q/t-", f"{number}", b"", None) for number in range(40)]
+    futures = [backend.create_ordered_key("q/t-", f"{number}", b"", None) for number in range(40)]
     assert len({future.result(5).entry.created for future in futures}) == 40
     assert sent == ["Txn"] * 40

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from latchwork.errors import Closed, OutcomeUnknown, Unavailable
-from latchwork.types import Create, Delete, Ordered, Put
+from latchwork.types import Create, Delete, OrderedKey, Put
 from latchwork_testkit.etcd_rpc import pb
 from patience import came_true
 
@@ -63,7 +63,7 @@ def test_write_whose_answer_was_lost_is_told_as_it_was_and_applied_once(kind, pr
         "delete": lambda: cut_off.commit([], [Delete("gone")]),
         "tree": lambda: cut_off.delete_tree("k"),
         "sequential": lambda: cut_off.create_sequential("k/n-", b"2", None),
-        "ordered": lambda: cut_off.create_ordered("k/t-", "one", b"2", None),
+        "ordered": lambda: cut_off.create_ordered_key("k/t-", "one", b"2", None),
     }[kind]()
     time.sleep(0.2)
     proxy.cut_clients()
@@ -82,7 +82,7 @@ def test_write_whose_answer_was_lost_is_told_as_it_was_and_applied_once(kind, pr
         assert told == 2
         assert set(entries) == {"gone", "warm"}
     elif kind == "ordered":
-        assert told == Ordered(entries["k/t-one"], None), "the older keys of that moment are not known any more"
+        assert told == OrderedKey(entries["k/t-one"], None), "the older keys of that moment are not known any more"
     else:
         assert told == entries["k/n-0000000001"]
         assert sorted(entries) == ["gone", "k/a", "k/b", "k/n-0000000001", "warm"]

@@ -98,7 +98,7 @@ def lose_answer(proxy, call):
         lambda store: store.create("c", b"new", session=store.session),
         lambda store: store.commit([], [Put("k", b"new"), Create("c", b"1"), Delete("d"), Delete("absent")]),
         lambda store: store.create("n/t-", b"", sequential=True),
-        lambda store: store.create_ordered("o/t-", "x", b"").entry,
+        lambda store: store.create_ordered_key("o/t-", "x", b"").entry,
         lambda store: store.delete_tree("t"),
         lambda store: store.delete("d"),
     ],

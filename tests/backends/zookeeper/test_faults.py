@@ -114,9 +114,9 @@ def test_an_ordered_key_whose_answer_was_lost_is_found_and_tells_only_what_it_kn
     connect, proxy, raw, root, lose_answer, wait_until
 ):
     backend = connect(proxy.endpoint)
-    first = result(backend.create_ordered("q/t-", "a", b"1", None)).entry
+    first = result(backend.create_ordered_key("q/t-", "a", b"1", None)).entry
     future = lose_answer(
-        lambda: backend.create_ordered("q/t-", "b", b"2", None),
+        lambda: backend.create_ordered_key("q/t-", "b", b"2", None),
         lambda: wait_until(lambda: len(raw.get_children(f"/{root}/q")) == 2),
     )
     made = result(future)

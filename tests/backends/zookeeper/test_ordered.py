@@ -17,7 +17,7 @@ def result(future):
 
 
 def make(backend, unique, session=None, stem="a/q/t-"):
-    return result(backend.create_ordered(stem, unique, b"v", session))
+    return result(backend.create_ordered_key(stem, unique, b"v", session))
 
 
 def name(number, unique="x"):

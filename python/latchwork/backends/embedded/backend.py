@@ -34,7 +34,7 @@ from latchwork.backends.schemes import find_spec
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
-from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
+from latchwork.types import Committed, Create, Entry, HasId, Op, OrderedKey, SimpleCheck
 
 T = TypeVar("T")
 
@@ -164,14 +164,18 @@ class EmbeddedBackend(Backend):
 
         return attempt(lambda: self._write(work))
 
-    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys with the same stem, in one transaction. See
-        ``Backend.create_ordered``.
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, session: HasId | None
+    ) -> Future[OrderedKey]:
+        """Create a key and read the older keys with the same key prefix, in one transaction. See
+        ``Backend.create_ordered_key``.
         """
-        op = Create(stem + unique, value, session)
+        op = Create(key_prefix + unique_suffix, value, session)
 
-        def work(conn: sqlite3.Connection) -> Ordered | Conflict:
-            return writes.create_ordered(conn, self._root, stem, op, self._remove_expired_and_make_check(conn))
+        def work(conn: sqlite3.Connection) -> OrderedKey | Conflict:
+            return writes.create_ordered_key(
+                conn, self._root, key_prefix, op, self._remove_expired_and_make_check(conn)
+            )
 
         return attempt(lambda: _or_raise(self._write(work)))
 

@@ -52,13 +52,13 @@ def newest_token(conn: sqlite3.Connection) -> int:
     return int(conn.execute("SELECT token FROM state").fetchone()[0])
 
 
-def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
-    """Return the names of the keys that begin with a stem and were created before a token, the oldest first.
+def list_older(conn: sqlite3.Connection, root: str, key_prefix: str, created: int, most: int) -> tuple[str, ...] | None:
+    """Return the names of the keys that begin with a key prefix and were created before a token, the oldest first.
 
     Args:
         conn: A connection inside a transaction.
         root: The root of the store.
-        stem: The parent and the beginning of the names.
+        key_prefix: The parent and the beginning of the names.
         created: The token.
         most: The maximum number of names.
 
@@ -66,10 +66,10 @@ def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, mos
         The last segment of each key, or None if there are more than ``most``.
     """
     query = "SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND created < ? ORDER BY created LIMIT ?"
-    rows = conn.execute(query, (root, stem, stem + _END, created, most + 1)).fetchall()
+    rows = conn.execute(query, (root, key_prefix, key_prefix + _END, created, most + 1)).fetchall()
     if len(rows) > most:
         return None
-    start = stem.rfind("/") + 1
+    start = key_prefix.rfind("/") + 1
     names = (key[start:] for (key,) in rows if isinstance(key, str))
     return tuple(name for name in names if "/" not in name)
 

@@ -23,7 +23,7 @@ from latchwork.types import (
     Exists,
     HasId,
     Op,
-    Ordered,
+    OrderedKey,
     Put,
     SessionAlive,
     SimpleCheck,
@@ -94,13 +94,15 @@ def create_sequential(
     return written.entries[0]
 
 
-def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, is_alive: IsAlive) -> Ordered | Conflict:
-    """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``."""
+def create_ordered_key(
+    conn: sqlite3.Connection, root: str, key_prefix: str, op: Create, is_alive: IsAlive
+) -> OrderedKey | Conflict:
+    """Create a key and read the older keys with the same key prefix. See ``Backend.create_ordered_key``."""
     done = commit(conn, root, (), (op,), is_alive)
     if isinstance(done, Conflict):
         return done
     entry = done.entries[0]
-    return Ordered(entry, reads.list_older(conn, root, stem, entry.created, MAX_OLDER))
+    return OrderedKey(entry, reads.list_older(conn, root, key_prefix, entry.created, MAX_OLDER))
 
 
 def find_failed_checks(

@@ -31,7 +31,7 @@ from latchwork.backends.futures import FutureGenerator, failed, run_generator
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, Unavailable
-from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
+from latchwork.types import Committed, Create, Entry, HasId, Op, OrderedKey, SimpleCheck
 
 _log = logging.getLogger(__name__)
 
@@ -157,12 +157,17 @@ class EtcdBackend(Backend):
         """Create a key whose suffix is the next number below its parent, in one transaction."""
         return self._sequences.create(key, value, session)
 
-    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys with the same stem, in one transaction. See
-        ``Backend.create_ordered``.
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, session: HasId | None
+    ) -> Future[OrderedKey]:
+        """Create a key and read the older keys with the same key prefix, in one transaction. See
+        ``Backend.create_ordered_key``.
         """
         plan = partial(
-            self._compiler.compile_create_ordered, stem, Create(stem + unique, value, session), self._sessions.ended
+            self._compiler.compile_create_ordered_key,
+            key_prefix,
+            Create(key_prefix + unique_suffix, value, session),
+            self._sessions.ended,
         )
         try:
             return self._writer.write(plan(), plan, now=self._now)

@@ -34,7 +34,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
-from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
+from latchwork.types import Committed, Create, Entry, HasId, Op, OrderedKey, SimpleCheck
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
@@ -159,12 +159,14 @@ class PostgresBackend(Backend):
         """Create a key whose suffix is the next number below its parent."""
         return self._write(lambda deadline: sequential_commit(deadline, key, value, session, self._sessions.ended))
 
-    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys with the same stem, in one transaction. See
-        ``Backend.create_ordered``.
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, session: HasId | None
+    ) -> Future[OrderedKey]:
+        """Create a key and read the older keys with the same key prefix, in one transaction. See
+        ``Backend.create_ordered_key``.
         """
-        op = Create(stem + unique, value, session)
-        return self._write(lambda deadline: ordered_commit(deadline, stem, op, self._sessions.ended))
+        op = Create(key_prefix + unique_suffix, value, session)
+        return self._write(lambda deadline: ordered_commit(deadline, key_prefix, op, self._sessions.ended))
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at a prefix and all keys below it, in several transactions.

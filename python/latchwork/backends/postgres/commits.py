@@ -24,7 +24,7 @@ from latchwork.types import (
     Exists,
     HasId,
     Op,
-    Ordered,
+    OrderedKey,
     SessionAlive,
     SimpleCheck,
 )
@@ -91,7 +91,7 @@ class PostgresCommit(Write):
         ops: The operations.
         ended: IDs of the sessions that this client has closed.
         kind: "n" if the operation creates a numbered key, "o" if it also returns the names of older keys, else "".
-        stem: The stem of the older keys.
+        key_prefix: The parent of the key and the beginning of its name, which it shares with the older keys.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class PostgresCommit(Write):
         ended: Collection[str] = (),
         *,
         kind: str = "",
-        stem: str | None = None,
+        key_prefix: str | None = None,
     ) -> None:
         super().__init__(describe_transaction(checks, ops), deadline)
-        self.checks, self.ops, self.kind, self.stem = checks, ops, kind, stem
+        self.checks, self.ops, self.kind, self.key_prefix = checks, ops, kind, key_prefix
         self.changes = bool(ops)
         self.sessions = [None if isinstance(op, Delete) or op.session is None else op.session.id for op in ops]
         for check in checks:
@@ -173,7 +173,7 @@ class PostgresCommit(Write):
             done = entries[0]
         elif self.kind == "o":
             names = None if older is None else [name for name in older.decode().split("/") if name]
-            done = Ordered(entries[0], None if names is None or len(names) > MAX_OLDER else tuple(names))
+            done = OrderedKey(entries[0], None if names is None or len(names) > MAX_OLDER else tuple(names))
         resolve(self.future, done)
 
 
@@ -282,7 +282,7 @@ def encode_commits(commits: Sequence[PostgresCommit]) -> tuple[bytes, ...]:
                 size += len(op.value)
             op_keys.append(op.key)
             sessions.append(session)
-            stems.append(commit.stem)
+            stems.append(commit.key_prefix)
             value_ends.append(size)
         check_ends.append(len(kinds))
         op_ends.append(len(op_kinds))
@@ -333,16 +333,16 @@ def sequential_commit(
     return PostgresCommit(deadline, (), (Create(key, value, session),), ended, kind="n")
 
 
-def ordered_commit(deadline: float, stem: str, op: Create, ended: Collection[str]) -> PostgresCommit:
-    """Return the transaction that creates a key and reads the older keys with the same stem.
+def ordered_commit(deadline: float, key_prefix: str, op: Create, ended: Collection[str]) -> PostgresCommit:
+    """Return the transaction that creates a key and reads the older keys with the same key prefix.
 
     Args:
         deadline: Local clock time.
-        stem: The parent and the beginning of the names.
+        key_prefix: The parent and the beginning of the names.
         op: The creation of the key.
         ended: IDs of the sessions that this client has closed.
     """
-    return PostgresCommit(deadline, (), (op,), ended, kind="o", stem=stem)
+    return PostgresCommit(deadline, (), (op,), ended, kind="o", key_prefix=key_prefix)
 
 
 def refusal_error(error: ServerError, what: str) -> LatchworkError:

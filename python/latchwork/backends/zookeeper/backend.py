@@ -30,12 +30,12 @@ from latchwork.backends.zookeeper.sessions import ZooKeeperSession
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.watching.watches import ZooKeeperWatchHub
 from latchwork.backends.zookeeper.writing.parents import remove_empty_parents
-from latchwork.backends.zookeeper.writing.sequences import create_ordered, create_sequential
+from latchwork.backends.zookeeper.writing.sequences import create_ordered_key, create_sequential
 from latchwork.backends.zookeeper.writing.write_task import WriteTask, create_write_counter
 from latchwork.backends.zookeeper.writing.writes import ZooKeeperWriter
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
-from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, SimpleCheck
+from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, OrderedKey, SimpleCheck
 
 T = TypeVar("T")
 
@@ -159,16 +159,18 @@ class ZooKeeperBackend(Backend):
             lambda task: create_sequential(self._reader, self._writer.memory, task, key, value),
         )
 
-    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``.
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, session: HasId | None
+    ) -> Future[OrderedKey]:
+        """Create a key and read the older keys with the same key prefix. See ``Backend.create_ordered_key``.
 
         This takes one request if the parent exists.
         """
-        op = Create(stem + unique, value, session)
+        op = Create(key_prefix + unique_suffix, value, session)
         return self._write(
             session,
             describe_transaction((), (op,)),
-            lambda task: create_ordered(self._reader, self._writer.memory, task, stem, op),
+            lambda task: create_ordered_key(self._reader, self._writer.memory, task, key_prefix, op),
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:

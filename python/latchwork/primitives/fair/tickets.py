@@ -44,7 +44,7 @@ from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Tracked, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
-from latchwork.types import Entry, Exists, Fence, Ordered
+from latchwork.types import Entry, Exists, Fence, OrderedKey
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class _Creation:
     ticket: Entry | None = None
     is_refused: bool = False
 
-    def answered(self, future: Future[Ordered]) -> None:
+    def answered(self, future: Future[OrderedKey]) -> None:
         """Record the result of the request, which came after the call was canceled."""
         error = future.exception()
         if error is None:
@@ -231,10 +231,10 @@ class TicketQueue:
             OutcomeUnknown: The ticket may appear later, but does not count. Try again.
         """
         nonce, value, creation = uuid.uuid4().hex, encode({**self.creator, **(more or {})}), _Creation()
-        create, stem = self.store.create_ordered, f"{self._name}/{_STEM}"
+        create, stem = self.store.create_ordered_key, f"{self._name}/{_STEM}"
         older: tuple[str, ...] | None = None
         try:
-            created: Ordered = await Tracked(creation.answered, create, stem, nonce, value, session=session)
+            created: OrderedKey = await Tracked(creation.answered, create, stem, nonce, value, session=session)
             ticket, older = created.entry, created.older
         except OutcomeUnknown:
             found = await self._find_or_abandon(nonce, session)

@@ -27,7 +27,7 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.store.watch import Tracker
 from latchwork.testing._faulty.plan import Fault
-from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, Put, SessionAlive, SimpleCheck
+from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, OrderedKey, Put, SessionAlive, SimpleCheck
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,18 +109,22 @@ class FaultyBackend(Backend):
         send = partial(self._unless_ended, used, lambda: self._inner.create_sequential(key, value, session))
         return self._call("create", (key,), send, writes=True)
 
-    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+    def create_ordered_key(
+        self, key_prefix: str, unique_suffix: str, value: bytes, session: HasId | None
+    ) -> Future[OrderedKey]:
         """Create a key and read the keys of the same kind that were created earlier, unless a fault prevents it.
 
         Args:
-            stem: Beginning of the keys of this kind.
-            unique: End of the new key, which no other key has.
+            key_prefix: Beginning of the keys of this kind.
+            unique_suffix: End of the new key, which no other key has.
             value: Value of the key.
             session: Session that the key is bound to; None for no session.
         """
         used = {session.id} if session is not None else set()
-        send = partial(self._unless_ended, used, lambda: self._inner.create_ordered(stem, unique, value, session))
-        return self._call("create", (stem,), send, writes=True)
+        send = partial(
+            self._unless_ended, used, lambda: self._inner.create_ordered_key(key_prefix, unique_suffix, value, session)
+        )
+        return self._call("create", (key_prefix,), send, writes=True)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete a key and all keys below it, unless a fault prevents it.

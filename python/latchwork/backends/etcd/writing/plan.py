@@ -44,7 +44,7 @@ from latchwork.types import (
     Entry,
     Exists,
     Op,
-    Ordered,
+    OrderedKey,
     Put,
     SessionAlive,
     SimpleCheck,
@@ -158,33 +158,33 @@ class TxnCompiler:
             [spec.raw for spec in specs] if all(isinstance(op, Delete) for op in ops) else None,
         )
 
-    def compile_create_ordered(self, stem: str, create: Create, ended: Collection[str]) -> Txn:
-        """Return the transaction that creates a key and reads the older keys with the same stem.
+    def compile_create_ordered_key(self, key_prefix: str, create: Create, ended: Collection[str]) -> Txn:
+        """Return the transaction that creates a key and reads the older keys with the same key prefix.
 
-        Its result is an ``Ordered``.
+        Its result is an ``OrderedKey``.
 
         Args:
-            stem: The parent and the beginning of the names.
+            key_prefix: The parent and the beginning of the names.
             create: The creation of the key.
             ended: IDs of the sessions that were closed by this store.
         Raises:
             SessionLost: The session was closed by this store.
         """
         txn = self.compile_commit((), (create,), ended)
-        txn.ops.append(_read_oldest(self._keys.raw_key(stem)))
+        txn.ops.append(_read_oldest(self._keys.raw_key(key_prefix)))
         decode, recalled = txn.decode, txn.decode_recall
-        txn.decode = lambda answers, revision: Ordered(
-            decode(answers[:-1], revision).entries[0], self._older(stem, answers[-1].response_range, revision)
+        txn.decode = lambda answers, revision: OrderedKey(
+            decode(answers[:-1], revision).entries[0], self._older(key_prefix, answers[-1].response_range, revision)
         )
-        txn.decode_recall = lambda answers, revision: Ordered(recalled(answers, revision).entries[0], None)
+        txn.decode_recall = lambda answers, revision: OrderedKey(recalled(answers, revision).entries[0], None)
         return txn
 
     # Private.
 
-    def _older(self, stem: str, found: Any, revision: int) -> tuple[str, ...] | None:
+    def _older(self, key_prefix: str, found: Any, revision: int) -> tuple[str, ...] | None:
         if found.more:
             return None
-        start = len(self._keys.raw_key(stem[: stem.rfind("/") + 1]))
+        start = len(self._keys.raw_key(key_prefix[: key_prefix.rfind("/") + 1]))
         names = (kv.key[start:].decode(errors="replace") for kv in found.kvs if kv.create_revision < revision)
         return tuple(name for name in names if "/" not in name)
 
@@ -345,12 +345,12 @@ def _facts_of_operations(specs: Sequence[_Spec], answers: Sequence[Any]) -> list
     return found
 
 
-def _read_oldest(stem: bytes) -> requests.Operation:
-    """Return the operation that reads the oldest keys with a stem. It reads one more than is returned, for the caller's
-    own key.
+def _read_oldest(key_prefix: bytes) -> requests.Operation:
+    """Return the operation that reads the oldest keys with a key prefix. It reads one more than is returned, for the
+    caller's own key.
     """
     by_creation = {"sort_order": pb.RangeRequest.ASCEND, "sort_target": pb.RangeRequest.CREATE}
-    span = {"key": stem, "range_end": stem[:-1] + bytes([stem[-1] + 1])}
+    span = {"key": key_prefix, "range_end": key_prefix[:-1] + bytes([key_prefix[-1] + 1])}
     return {"request_range": {**span, **by_creation, "limit": MAX_OLDER + 1, "keys_only": True}}
 
 

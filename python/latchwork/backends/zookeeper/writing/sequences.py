@@ -35,7 +35,7 @@ from latchwork.backends.zookeeper.writing.parents import find_missing_parents
 from latchwork.backends.zookeeper.writing.states import VersionCache
 from latchwork.backends.zookeeper.writing.write_task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
-from latchwork.types import Create, Entry, Ordered
+from latchwork.types import Create, Entry, OrderedKey
 
 #: The first number that the server's counter cannot give, and how long before it is counted on in ``#keep``.
 FIRST_OF_OURS, MARGIN = 2**31, 2**20
@@ -45,13 +45,13 @@ _NUMBER = re.compile(r"-(-?\d{9,})\Z")
 
 
 def create_sequential(
-    reader: ZooKeeperReader, memory: VersionCache, task: WriteTask, key: str, value: bytes
+    reader: ZooKeeperReader, version_cache: VersionCache, task: WriteTask, key: str, value: bytes
 ) -> FutureGenerator[Entry]:
     """Create a key with the next number as its suffix. Return its entry.
 
     Args:
         reader: Reads the counter.
-        memory: The known versions of keys.
+        version_cache: The known versions of keys.
         task: The call that writes.
         key: The key without the number.
         value: The value of the key.
@@ -74,10 +74,10 @@ def create_sequential(
         if reply.settled or result.error == OK:
             if parts is by_server:
                 made = yield from _key_numbered_by_server(reader, task, key, reply, result)
-            memory.record_kept(above)
+            version_cache.record_kept(above)
             version = Version(reply.zxid, 0, gens[bucket_of(made)], reply.zxid, task.session_id, born=False)
             entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
-            memory.record(entry)
+            version_cache.record(entry)
             return entry
         if result.failed == len(parts):
             task.require_write_counter(result)
@@ -170,10 +170,10 @@ def _find_created(reader: ZooKeeperReader, task: WriteTask, key: str, token: int
     raise task.no_reply_error(NoReply(sent=True, has_ended=False), is_write=True)
 
 
-def create_ordered(
-    reader: ZooKeeperReader, memory: VersionCache, task: WriteTask, stem: str, op: Create
-) -> FutureGenerator[Ordered]:
-    """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``.
+def create_ordered_key(
+    reader: ZooKeeperReader, version_cache: VersionCache, task: WriteTask, key_prefix: str, op: Create
+) -> FutureGenerator[OrderedKey]:
+    """Create a key and read the older keys with the same key prefix. See ``Backend.create_ordered_key``.
 
     The names below the parent are requested directly after the creation, without waiting for the first reply.
     """
@@ -181,7 +181,7 @@ def create_ordered(
     above = parent(key)
     flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
     create = layout.encode_create(layout.path(key), encode_data(op.value, task.session_id), flags)
-    guessed = memory.parents.find_missing_parent(key, task.connection)
+    guessed = version_cache.parents.find_missing_parent(key, task.connection)
     missing = [guessed] if guessed else []
     while not task.connection.is_late(task.deadline):
         parts = [part for each in missing for part in layout.encode_create_parent(each)]
@@ -197,13 +197,15 @@ def create_ordered(
             made = "" if reply.settled else str(result.results[len(parts)]).rpartition("/")[2]
             made = made or (yield from _find(reader, task, key, found))
             for each in {above, *missing}:
-                memory.parents.record_key_written(each)
+                version_cache.parents.record_key_written(each)
             key = f"{above}/{made}" if above else made
             version = Version(reply.zxid, 0, gens[bucket_of(key)], reply.zxid, task.session_id, born=False)
             entry = Entry(key, op.value, version, reply.zxid, reply.zxid, task.session_id)
-            memory.record(entry)
+            version_cache.record(entry)
             known = found is not None and made in found
-            return Ordered(entry, find_older_names(made, stem.rpartition("/")[2], found or ()) if known else None)
+            return OrderedKey(
+                entry, find_older_names(made, key_prefix.rpartition("/")[2], found or ()) if known else None
+            )
         if result.failed == len(parts) + 1:
             task.require_write_counter(result)
         elif result.error in {NO_NODE, NODE_EXISTS} and above:
@@ -213,17 +215,17 @@ def create_ordered(
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
 
-def find_older_names(own: str, stem: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names that begin with the stem and have a smaller number than one name, the smallest first.
+def find_older_names(own: str, name_prefix: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that begin with a prefix and have a smaller number than one name, the smallest first.
 
     Args:
         own: The name to compare with.
-        stem: The beginning of the names.
+        name_prefix: The beginning of the names.
         names: All names below the parent.
     """
     ours, found = _number(own), []
     for name in names:
-        number = _number(name) if name.startswith(stem) else None
+        number = _number(name) if name.startswith(name_prefix) else None
         if number is not None and ours is not None:
             distance = (number - ours + 2**31) % 2**32 - 2**31
             if distance < 0:
