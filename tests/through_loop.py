@@ -25,8 +25,8 @@ from latchwork._base.execution_context import Caller, current
 from latchwork.aio.table import FUNCTIONS
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, wrap_async
 from latchwork.store import system_namespace
-from latchwork.store.driving import helper
-from latchwork.store.driving.helper import spawn
+from latchwork.store.driving import background_loop
+from latchwork.store.driving.background_loop import spawn
 from latchwork.store.driving.loop import current_task_caller, share_caller
 
 _thread = threading.local()
@@ -311,7 +311,7 @@ def install(modules, monkeypatch, loop=None):
     """Give modules of tests faces instead of what they have imported; returns the loop, to be closed."""
     loop = loop or Loop()
     monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
-    monkeypatch.setattr(helper, "_LINGER_S", 0.02)  # each test waits for the end of its threads
+    monkeypatch.setattr(background_loop, "_LINGER_S", 0.02)  # each test waits for the end of its threads
 
     def connect(*args, **options):
         async def opened():

@@ -18,7 +18,7 @@ from latchwork import aio
 from latchwork._base import execution_context
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
-from latchwork.store.driving.helper import run_in_task
+from latchwork.store.driving.background_loop import run_in_task
 from latchwork.store.driving.loop import MAX_IN_FLIGHT, LoopMailbox
 from latchwork.store.steps import Pause, Signal
 from patience import eventually

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from latchwork.store.driving.helper import run_in_task
-from latchwork.store.steps import Tracked, undone_if_interrupted
+from latchwork.store.driving.background_loop import run_in_task
+from latchwork.store.steps import TrackedWrite, undone_if_interrupted
 
 PATIENCE_S = 20.0
 
@@ -36,7 +36,7 @@ class Server:
 
     async def protocol(self):
         with undone_if_interrupted(self.undo):
-            await Tracked(lambda future: self.seen.append(future.result()), self.create, "key")
+            await TrackedWrite(lambda future: self.seen.append(future.result()), self.create, "key")
 
     def undo(self):
         self.seen.append("undone")

@@ -17,7 +17,7 @@ def test_a_signal_during_a_run_causes_exactly_one_more_run():
         release.acquire(timeout=5)
         ended.release()
 
-    drain_task = dispatcher.serial_drain(drain, "test")
+    drain_task = dispatcher.create_serial_drain(drain, "test")
     drain_task.signal()
     assert started.acquire(timeout=5)
     for _ in range(5):
@@ -48,7 +48,7 @@ def test_runs_of_one_lane_never_overlap_and_no_signal_is_lost():
         if seen == 4000:
             done.set()
 
-    drain_task = dispatcher.serial_drain(drain, "test")
+    drain_task = dispatcher.create_serial_drain(drain, "test")
     count = threading.Lock()
 
     def produce():
@@ -76,7 +76,7 @@ def test_a_drain_that_raises_is_run_again_at_the_next_signal():
         runs.release()
         raise RuntimeError
 
-    drain_task = dispatcher.serial_drain(drain, "test")
+    drain_task = dispatcher.create_serial_drain(drain, "test")
     for _ in range(2):
         drain_task.signal()
         assert runs.acquire(timeout=5)
@@ -87,10 +87,10 @@ def test_a_drain_that_raises_is_run_again_at_the_next_signal():
 def test_a_closed_lane_or_pool_takes_signals_and_runs_nothing():
     dispatcher = Dispatcher("test")
     ran = threading.Event()
-    drain_task = dispatcher.serial_drain(ran.set, "test")
+    drain_task = dispatcher.create_serial_drain(ran.set, "test")
     drain_task.close()
     drain_task.signal()
-    open_lane = dispatcher.serial_drain(ran.set, "test")
+    open_lane = dispatcher.create_serial_drain(ran.set, "test")
     dispatcher.close()
     open_lane.signal()
     assert not ran.wait(0.1)
@@ -98,7 +98,7 @@ def test_a_closed_lane_or_pool_takes_signals_and_runs_nothing():
 
 def test_an_outlet_makes_every_call_in_order_and_as_a_callback():
     dispatcher, made, done = Dispatcher("test"), [], threading.Event()
-    callback_queue = dispatcher.callback_queue()
+    callback_queue = dispatcher.create_callback_queue()
     for number in range(1000):
         callback_queue(lambda value: made.append((value, is_in_callback())), number)
     callback_queue(lambda _: done.set(), None)
@@ -113,7 +113,7 @@ def fail(error):
 
 def test_a_call_of_an_outlet_that_raises_stops_no_other(caplog):
     dispatcher, done = Dispatcher("test"), threading.Event()
-    callback_queue = dispatcher.callback_queue()
+    callback_queue = dispatcher.create_callback_queue()
     with caplog.at_level(logging.ERROR):
         for error in (ValueError, SystemExit):
             callback_queue(fail, error)
@@ -125,8 +125,8 @@ def test_a_call_of_an_outlet_that_raises_stops_no_other(caplog):
 
 def test_a_slow_call_of_an_outlet_delays_no_other_outlet():
     dispatcher, release, done = Dispatcher("test"), threading.Event(), threading.Event()
-    dispatcher.callback_queue()(lambda _: release.wait(10), None)
-    dispatcher.callback_queue()(lambda _: done.set(), None)
+    dispatcher.create_callback_queue()(lambda _: release.wait(10), None)
+    dispatcher.create_callback_queue()(lambda _: done.set(), None)
     assert done.wait(5)
     release.set()
     dispatcher.close_callback_queues()
@@ -135,12 +135,12 @@ def test_a_slow_call_of_an_outlet_delays_no_other_outlet():
 def test_calls_given_before_the_close_and_after_it_are_made():
     dispatcher, release, made = Dispatcher("test", size=1), threading.Event(), []
     done = threading.Event()
-    blocked, waiting = dispatcher.callback_queue(), dispatcher.callback_queue()
+    blocked, waiting = dispatcher.create_callback_queue(), dispatcher.create_callback_queue()
     blocked(lambda _: release.wait(10), None)
     waiting(lambda _: made.append("before"), None)
     waiting(lambda _: done.set(), None)
     dispatcher.close_callback_queues()
-    dispatcher.callback_queue()(lambda _: made.append("after"), None)
+    dispatcher.create_callback_queue()(lambda _: made.append("after"), None)
     assert made == ["after"]
     release.set()
     assert done.wait(10)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.backends.base import Current, Delta, Snapshot
-from latchwork.store.watch import Inbox, Tracker, WatchReceiver
+from latchwork.store.watch import ChangeBuffer, WatchedState, WatchReceiver
 from latchwork.types import Change, Entry
 
 
@@ -17,45 +17,45 @@ def entry(key, token, created=None):
 
 
 def test_a_new_snapshot_becomes_the_difference_to_what_was_known():
-    tracker = Tracker(keep_values=True)
-    tracker.fold(Snapshot((entry("a", 1), entry("b", 2)), 10.0))
-    changes = tracker.fold(Snapshot((entry("b", 2), entry("c", 3)), 11.0))
+    tracker = WatchedState(keep_values=True)
+    tracker.apply_event(Snapshot((entry("a", 1), entry("b", 2)), 10.0))
+    changes = tracker.apply_event(Snapshot((entry("b", 2), entry("c", 3)), 11.0))
     assert changes == [Change("a", None), Change("c", entry("c", 3))]
     assert set(tracker.known) == {"b", "c"}
     assert tracker.as_of == 11.0
 
 
 def test_a_key_never_moves_backwards():
-    tracker = Tracker(keep_values=True)
-    tracker.fold(Snapshot((entry("a", 5),), 0.0))
-    assert tracker.fold(Delta((Change("a", entry("a", 4)),))) == []
+    tracker = WatchedState(keep_values=True)
+    tracker.apply_event(Snapshot((entry("a", 5),), 0.0))
+    assert tracker.apply_event(Delta((Change("a", entry("a", 4)),))) == []
     assert tracker.known["a"].token == 5
 
 
 def test_what_is_known_already_is_no_change():
-    tracker = Tracker(keep_values=False)
-    tracker.fold(Snapshot((entry("a", 5),), 0.0))
-    assert tracker.fold(Delta((Change("a", entry("a", 5)), Change("never", None)), 1.0)) == []
+    tracker = WatchedState(keep_values=False)
+    tracker.apply_event(Snapshot((entry("a", 5),), 0.0))
+    assert tracker.apply_event(Delta((Change("a", entry("a", 5)), Change("never", None)), 1.0)) == []
 
 
 def test_current_moves_only_the_time():
-    tracker = Tracker(keep_values=True)
-    assert tracker.fold(Current(5.0)) == []
+    tracker = WatchedState(keep_values=True)
+    assert tracker.apply_event(Current(5.0)) == []
     assert tracker.as_of == 5.0
     assert not tracker.ready
-    tracker.fold(Current(4.0))
+    tracker.apply_event(Current(4.0))
     assert tracker.as_of == 5.0
 
 
 def test_a_watch_keeps_no_values_but_reports_them():
-    tracker = Tracker(keep_values=False)
-    (change,) = tracker.fold(Snapshot((entry("a", 1),), 0.0))
+    tracker = WatchedState(keep_values=False)
+    (change,) = tracker.apply_event(Snapshot((entry("a", 1),), 0.0))
     assert change.entry.value == b"v1"
     assert tracker.known["a"].value == b""
 
 
 def test_the_first_batch_waits_for_the_snapshot_and_may_be_empty():
-    inbox = Inbox()
+    inbox = ChangeBuffer()
     inbox.add([], ready=False)
     assert not inbox.filled
     inbox.add([], ready=True)
@@ -66,7 +66,7 @@ def test_the_first_batch_waits_for_the_snapshot_and_may_be_empty():
 
 
 def test_changes_that_wait_are_merged_per_key_in_order_of_the_last_change():
-    inbox = Inbox()
+    inbox = ChangeBuffer()
     inbox.add([], ready=True)
     inbox.take()
     inbox.add([Change("a", entry("a", 1)), Change("b", entry("b", 2))], ready=True)
@@ -75,16 +75,16 @@ def test_changes_that_wait_are_merged_per_key_in_order_of_the_last_change():
 
 
 def test_changes_that_do_not_matter_wait_for_one_that_does():
-    inbox = Inbox()
+    inbox = ChangeBuffer()
     inbox.add([], ready=True)
     inbox.take()
 
     def matters(changes):
         return any(change.entry is not None for change in changes)
 
-    assert not inbox.add([Change("a", None)], ready=True, matters=matters)
-    assert inbox.add([Change("b", entry("b", 1))], ready=True, matters=matters)
-    assert inbox.add([Change("c", None)], ready=True, matters=matters)
+    assert not inbox.add([Change("a", None)], ready=True, is_relevant=matters)
+    assert inbox.add([Change("b", entry("b", 1))], ready=True, is_relevant=matters)
+    assert inbox.add([Change("c", None)], ready=True, is_relevant=matters)
     assert [change.key for change in inbox.take()] == ["a", "b", "c"]
 
 
@@ -98,18 +98,18 @@ events = st.lists(
 def test_the_fold_of_any_history_with_any_gap_is_the_final_state(history, gap):
     """Deltas, some of them lost behind a gap that ends in a snapshot, give the state that a reader would read."""
     state: dict[str, Entry] = {}
-    tracker = Tracker(keep_values=True)
-    tracker.fold(Snapshot((), 0.0))
+    tracker = WatchedState(keep_values=True)
+    tracker.apply_event(Snapshot((), 0.0))
     for number, (key, alive) in enumerate(history, start=1):
         change = Change(key, entry(key, number) if alive else None)
         state.pop(key, None)
         if change.entry is not None:
             state[key] = change.entry
         if gap and number % gap == 0:
-            tracker.fold(Snapshot(tuple(state.values()), float(number)))
+            tracker.apply_event(Snapshot(tuple(state.values()), float(number)))
         elif not gap or number % gap != gap - 1:
-            tracker.fold(Delta((change,)))
-    tracker.fold(Snapshot(tuple(state.values()), 99.0))
+            tracker.apply_event(Delta((change,)))
+    tracker.apply_event(Snapshot(tuple(state.values()), 99.0))
     assert tracker.known == state
 
 

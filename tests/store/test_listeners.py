@@ -15,7 +15,7 @@ import latchwork
 from latchwork.primitives import Election, Group, LeaderLatch, Lock, LockKeeper, PersistentLock, Queue
 from latchwork.primitives.waiting import StopSignal
 from latchwork.store.dispatch import Dispatcher
-from latchwork.store.observers import Observers, call_each, listen
+from latchwork.store.observers import Observers, add_listener, call_each
 
 SOON_S = 10.0
 PROBLEM = "a listener of %s raised"
@@ -58,7 +58,7 @@ def test_a_lane_whose_drain_exits_runs_again_at_the_next_signal(error):
         runs.release()
         raise error
 
-    drain_task = dispatcher.serial_drain(drain, "test")
+    drain_task = dispatcher.create_serial_drain(drain, "test")
     for _ in range(3):
         drain_task.signal()
         assert runs.acquire(timeout=SOON_S)
@@ -159,7 +159,7 @@ def doors(store):
         "persistent.on_lost": persistent.on_lost,
         "persistent.on_renewal_failed": persistent.on_renewal_failed,
         "stop.on_stop": StopSignal("work").on_stop,
-        "listen": partial(listen, {}),
+        "listen": partial(add_listener, {}),
     }
 
 

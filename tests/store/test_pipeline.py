@@ -36,7 +36,7 @@ def calls():
 @pytest.fixture
 def callback_queue():
     dispatcher = Dispatcher("test")
-    yield dispatcher.callback_queue()
+    yield dispatcher.create_callback_queue()
     dispatcher.close_callback_queues()
 
 

@@ -18,7 +18,7 @@ from latchwork.errors import WaitTimeout
 from latchwork.primitives import Barrier, Election, Group, LeaderLatch, Lock, Queue, Semaphore
 from latchwork.store import steps
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.helper import run_in_task
+from latchwork.store.driving.background_loop import run_in_task
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal, ask, call_user_function, driven, run, steps_of
 

@@ -22,7 +22,7 @@ from latchwork._base.user_code import await_user, is_interrupt, wrap_failure
 from latchwork.aio.wrapper import wrap_async
 from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.primitives import Work
-from latchwork.store.driving.helper import spawn
+from latchwork.store.driving.background_loop import spawn
 from latchwork.store.driving.loop import LoopMailbox, share_caller
 from latchwork.store.steps import Step
 

@@ -22,7 +22,7 @@ from latchwork.aio.table import Row
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, wrap_async
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
-from latchwork.store.driving.helper import run_in_task, spawn
+from latchwork.store.driving.background_loop import run_in_task, spawn
 from latchwork.store.driving.loop import LoopMailbox
 from latchwork.store.steps import steps_of
 

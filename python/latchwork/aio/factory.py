@@ -16,7 +16,7 @@ from latchwork.aio.callbacks import as_listener, as_predicate, as_work
 from latchwork.aio.steps import ThreadStep, run_step
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, unwrap, wrap_async
 from latchwork.errors import Closed
-from latchwork.store.driving.helper import run_in_task, spawn
+from latchwork.store.driving.background_loop import run_in_task, spawn
 from latchwork.store.driving.loop import current_task_caller
 from latchwork.store.steps import StepCoroutine, is_driven
 

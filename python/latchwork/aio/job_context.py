@@ -13,7 +13,7 @@ from latchwork.aio.store import run_in_thread
 from latchwork.aio.table import Row
 from latchwork.aio.wrapper import AsyncWrapper
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.store.driving.helper import run_in_task
+from latchwork.store.driving.background_loop import run_in_task
 from latchwork.store.steps import Pause
 
 

@@ -18,10 +18,10 @@ from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.store import Session, Store
 from latchwork.store.calls import StoreCalls
 from latchwork.store.connect import connect_for
-from latchwork.store.driving.helper import run_in_task
+from latchwork.store.driving.background_loop import run_in_task
 from latchwork.store.driving.loop import LoopMailbox, with_note
 from latchwork.store.observe.calls import StoreObserver
-from latchwork.store.owner import Origin, origin
+from latchwork.store.owner import CodeLocation, find_caller_location
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
 from latchwork.store.steps import Ask, Pause, cancelled_write_note
 
@@ -102,7 +102,7 @@ class AsyncStore(AsyncWrapper):
 
     async def reopen(self) -> Any:
         """Open a new store with the same options, in a forked child. See ``latchwork.Store.reopen``."""
-        return await run_in_thread(partial(self._of.reopen_for, origin()), Store.close)
+        return await run_in_thread(partial(self._of.reopen_for, find_caller_location()), Store.close)
 
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
         """Return a local read-only copy of all keys at and below a prefix, which is kept up to date.
@@ -179,7 +179,7 @@ class AsyncSignal(AsyncWrapper):
 class Connecting:
     """A store that is being opened: ``async with connect(url) as store``, or ``store = await connect(url)``."""
 
-    def __init__(self, url: str | None, created: Origin, **options: Any) -> None:
+    def __init__(self, url: str | None, created: CodeLocation, **options: Any) -> None:
         self._created = created
         self._url = url
         self._options = options
@@ -211,7 +211,7 @@ def connect_later(
 
     The arguments and errors are those of ``latchwork.connect``.
     """
-    return Connecting(url, origin(), client=client, clock=clock, observers=observers, **overrides)
+    return Connecting(url, find_caller_location(), client=client, clock=clock, observers=observers, **overrides)
 
 
 class Pipeline:

@@ -45,7 +45,7 @@ ROWS = (
             "timeout_error",
         ),
     ),
-    Row(Tx, hidden=("checks_and_ops", "read_guard")),
+    Row(Tx, hidden=("build_checks_and_ops", "read_guard")),
     Row(Session, AsyncSession, ("commit", "ensure_usable", "hold_callbacks", "mark_ended", "on_end", "start")),
     Row(Watch, hidden=("attach",)),
     Row(Mirror, AsyncMirror, ("attach",)),

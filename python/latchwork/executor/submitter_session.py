@@ -368,7 +368,7 @@ class ResultCollector:
 
     async def _watch_results(self, backoff: Backoff) -> None:
         with self._store.watch(self._prefix) as watch:
-            watch.matters = _has_results
+            watch.is_relevant = _has_results
             with self._lock:
                 self._watch = watch
             while not self._stop.is_set():

@@ -13,7 +13,7 @@ from latchwork.errors import InvalidURL
 from latchwork.store.connection import StoreConnection
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.observers import Observers
-from latchwork.store.owner import Origin, origin
+from latchwork.store.owner import CodeLocation, find_caller_location
 from latchwork.store.store import Store
 
 URL_VARIABLE = "LATCHWORK_URL"
@@ -50,11 +50,11 @@ def connect(
         ConnectFailed: No server answered within ``connect_timeout_s``.
         AuthenticationFailed: The server rejected the account.
     """
-    return connect_for(origin(), url, client=client, clock=clock, observers=observers, **overrides)
+    return connect_for(find_caller_location(), url, client=client, clock=clock, observers=observers, **overrides)
 
 
 def connect_for(
-    created: Origin,
+    created: CodeLocation,
     url: str | None,
     *,
     client: object = None,

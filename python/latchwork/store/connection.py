@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _CLEANUP_TIMEOUT_S = 2.0
 
 
-class Shared(Protocol):
+class SharedObject(Protocol):
     """An object that is created once per store and closed with it."""
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class StoreConnection:
         self._opened: Future[Session] | None = None
         self._sessions: dict[Session, None] = {}  # in the order of opening and closing
         self._feeds: dict[WatchReceiver, None] = {}
-        self._shared: dict[Hashable, Shared] = {}
+        self._shared: dict[Hashable, SharedObject] = {}
         #: The owner of the core; None for a core that no store owns.
         self.owner: weakref.ref[StoreOwner] | None = None
 
@@ -108,7 +108,7 @@ class StoreConnection:
             )
         return self._again()
 
-    def primary(self) -> Session:
+    def get_primary_session(self) -> Session:
         """Return the default session of the store. Open a new one if the last one was lost or closed."""
         with self._opening:  # one opener; the lock that guards the fields is not held during I/O
             session = self._primary
@@ -116,13 +116,13 @@ class StoreConnection:
                 session = self._primary = self.open_session(self.session_ttl_s)
             return session
 
-    def find_open_primary(self) -> Session | None:
+    def find_open_primary_session(self) -> Session | None:
         """Return the default session of the store if it is open. Return None otherwise, without opening one."""
         self.ensure_usable()
         session = self._primary
         return None if session is None or session.has_ended else session
 
-    def primary_future(self) -> Future[Session]:
+    def primary_session_future(self) -> Future[Session]:
         """Return a future of the default session of the store. If it must be opened, concurrent callers share one
         thread for that.
         """
@@ -132,7 +132,7 @@ class StoreConnection:
         with self._lock:
             opening = self._opened
             if opening is None or opening.done():
-                opening = self._opened = self.dispatcher.submit(self.primary)
+                opening = self._opened = self.dispatcher.submit(self.get_primary_session)
         return then(opening, lambda opened: opened)
 
     def open_session(self, ttl_s: float) -> Session:
@@ -207,7 +207,7 @@ class StoreConnection:
         watch = self.backend.watch(prefix, feed, single_key=single_key, siblings=siblings, heartbeats=heartbeats)
         feed.attach(watch, self._forget_feed)
 
-    def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
+    def shared(self, key: Hashable, make: Callable[[], SharedObject]) -> SharedObject:
         """Return the object that is stored under this key. The first call creates it with ``make``, which must do no
         I/O.
 

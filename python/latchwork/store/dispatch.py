@@ -57,8 +57,8 @@ class Dispatcher:
         self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
         self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
-    def serial_drain(self, drain: Callable[[], None], label: str) -> SerialDrain:
-        """Return an object that calls ``drain`` in the thread pool after each signal, one call at a time.
+    def create_serial_drain(self, drain: Callable[[], None], label: str) -> SerialDrain:
+        """Create an object that calls ``drain`` in the thread pool after each signal, one call at a time.
 
         Args:
             drain: Processes everything that is waiting.
@@ -66,7 +66,7 @@ class Dispatcher:
         """
         return SerialDrain(self._pool, drain, label)
 
-    def callback_queue(self) -> CallbackQueue:
+    def create_callback_queue(self) -> CallbackQueue:
         """Return a queue that makes submitted calls in order.
 
         It still works after ``close``. After ``close_callback_queues`` it makes each call in the thread that submits
@@ -79,7 +79,7 @@ class Dispatcher:
         return self._futures.submit(call, *args, **options)
 
     def close(self) -> None:
-        """Start no more runs of ``serial_drain``. A function that is running completes."""
+        """Start no more runs of ``create_serial_drain``. A function that is running completes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close_callback_queues(self) -> None:

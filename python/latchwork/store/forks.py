@@ -11,7 +11,7 @@ from latchwork.errors import ForkedProcess
 _guards: WeakSet[ForkGuard] = WeakSet()
 
 
-def _mark_foreign() -> None:
+def _mark_guards_inherited() -> None:
     """Mark every guard as inherited. Called in a forked child."""
     for guard in list(_guards):
         guard.is_foreign = True
@@ -19,7 +19,7 @@ def _mark_foreign() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_foreign)
+    os.register_at_fork(after_in_child=_mark_guards_inherited)
 
 
 def make_lost_signal() -> Signal:

@@ -11,7 +11,7 @@ from latchwork.store.dispatch import Dispatcher, SerialDrain
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
 from latchwork.store.steps import driven
-from latchwork.store.watch import Batch, Inbox, WatchReceiver
+from latchwork.store.watch import Batch, ChangeBuffer, WatchReceiver
 from latchwork.types import Change, Entry
 
 
@@ -27,7 +27,7 @@ class Mirror(WatchReceiver, Mapping[str, Entry]):
     ) -> None:
         super().__init__(prefix, scope, clock, keep_values=keep_values)
         self._dispatcher = dispatcher
-        self._listeners: dict[SerialDrain, Inbox] = {}  # replaced, never changed: it is read without the mutex
+        self._listeners: dict[SerialDrain, ChangeBuffer] = {}  # replaced, never changed: it is read without the mutex
         self._version = 0
         self._announced = False
 
@@ -84,7 +84,7 @@ class Mirror(WatchReceiver, Mapping[str, Entry]):
             WaitTimeout: The first state did not arrive in time.
             Closed: The mirror or its store was closed.
         """
-        return await self._await(lambda: self._tracker.ready, lambda: self, timeout_s, "the first state")
+        return await self._wait_and_take(lambda: self._tracker.ready, lambda: self, timeout_s, "the first state")
 
     @driven
     async def wait_until(self, predicate: Callable[[Mirror], bool], timeout_s: float | None = None) -> None:
@@ -102,7 +102,7 @@ class Mirror(WatchReceiver, Mapping[str, Entry]):
             if self._tracker.ready and predicate(self):
                 return
             left = None if deadline is None else max(0.0, deadline - self._clock.now())
-            await self._await(lambda seen=seen: self._version != seen, bool, left, "the awaited state")  # type: ignore[misc]
+            await self._wait_and_take(lambda seen=seen: self._version != seen, bool, left, "the awaited state")  # type: ignore[misc]
 
     def on_change(self, fn: Callable[[Batch], None]) -> Callable[[], None]:
         """Call ``fn`` with each batch of changes, in order, in a callback thread of the store.
@@ -117,7 +117,7 @@ class Mirror(WatchReceiver, Mapping[str, Entry]):
         """
         self._home.check()
         check_listener(fn)
-        inbox = Inbox()
+        inbox = ChangeBuffer()
 
         def drain() -> None:
             with self._changed.mutex:
@@ -125,7 +125,7 @@ class Mirror(WatchReceiver, Mapping[str, Entry]):
             if batch is not None:
                 fn(batch)
 
-        drain_task = self._dispatcher.serial_drain(drain, f"the mirror of {self.prefix!r}")
+        drain_task = self._dispatcher.create_serial_drain(drain, f"the mirror of {self.prefix!r}")
         with self._changed.mutex:
             state = self._scope.relative_changes([Change(key, entry) for key, entry in self._tracker.known.items()])
             inbox.add(state, ready=self._tracker.ready)

@@ -1,8 +1,8 @@
 """Calls observers and listeners in such a way that their errors do not affect the component that calls them.
 
 An observer is called in the thread in which the event happens, so it must not block. An exception that it raises is
-logged, once for each of its methods. ``listen`` and ``call_each`` do the same for plain functions. ``user_code`` says
-which exceptions are included.
+logged, once for each of its methods. ``add_listener`` and ``call_each`` do the same for plain functions. ``user_code``
+says which exceptions are included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from latchwork._base.user_code import call_user
 from latchwork._base.validation import check_listener
 
-__all__ = ["Observers", "call_each", "check_listener", "listen", "register"]
+__all__ = ["Observers", "add_checked_listener", "add_listener", "call_each", "check_listener"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,30 +24,30 @@ T = TypeVar("T")
 Listener = TypeVar("Listener", bound=Callable[..., None])
 
 
-def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
+def add_listener(listeners: dict[object, Listener], fn: Listener) -> Callable[[], None]:
     """Register a listener after checking that it can be called. Return a function that removes it.
 
     Args:
-        to: The registered listeners.
+        listeners: The registered listeners.
         fn: The listener.
     Raises:
         TypeError: ``fn`` is a coroutine function, or cannot be called.
     """
-    return register(to, check_listener(fn))
+    return add_checked_listener(listeners, check_listener(fn))
 
 
-def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener that was already checked. Return a function that removes it, at any time.
+def add_checked_listener(listeners: dict[object, Listener], fn: Listener) -> Callable[[], None]:
+    """Register a listener that was already checked. Return a function that removes it.
 
     Args:
-        to: The registered listeners.
+        listeners: The registered listeners.
         fn: The listener.
     """
     number = object()
-    to[number] = fn
+    listeners[number] = fn
 
     def cancel() -> None:
-        to.pop(number, None)
+        listeners.pop(number, None)
 
     return cancel
 

@@ -33,10 +33,10 @@ class ClosableStore(Protocol):
 
 
 #: File and line of a call.
-Origin = tuple[str, int]
+CodeLocation = tuple[str, int]
 
 
-def origin() -> Origin:
+def find_caller_location() -> CodeLocation:
     """Return the file and line in the caller's code that called latchwork.
 
     If all code on the stack belongs to latchwork, return the position of the outermost call.
@@ -63,7 +63,7 @@ class StoreOwner:
 
     __slots__ = ("__weakref__", "_core", "_is_disabled", "_is_dropped", "_kept", "_origin", "_pid")
 
-    def __init__(self, core: ClosableStore, created: Origin) -> None:
+    def __init__(self, core: ClosableStore, created: CodeLocation) -> None:
         self._core = core
         self._origin = created
         self._pid = os.getpid()  # a fork hook may drop this before the hook that ForkGuard relies on
@@ -133,7 +133,7 @@ def remove_callbacks(owner: Owner | None, holder: CallbackHolder[Any]) -> None:
         ownership.remove_callbacks(holder)
 
 
-def _close(core: ClosableStore, created: Origin, kept: dict[CallbackHolder[Any], Any]) -> None:
+def _close(core: ClosableStore, created: CodeLocation, kept: dict[CallbackHolder[Any], Any]) -> None:
     _log.warning("store %s was not closed, created at %s:%d; closing it", core.url, *created)
     try:
         for holder in list(kept):

@@ -25,7 +25,7 @@ from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.store.dispatch import CallbackThread
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.lease import Lease, Renewer
-from latchwork.store.observers import call_each, check_listener, listen, register
+from latchwork.store.observers import add_checked_listener, add_listener, call_each, check_listener
 from latchwork.store.owner import Owner, keep_with_owner, remove_callbacks
 from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
 
@@ -185,7 +185,9 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._lost.is_set() or (self._closed and or_closed)):
-                return register((self._held() or self._registered_late).listeners, _WhenClosed(fn) if or_closed else fn)
+                return add_checked_listener(
+                    (self._held() or self._registered_late).listeners, _WhenClosed(fn) if or_closed else fn
+                )
             self._lost_callbacks.add([fn])
         self._start_callbacks()
         return lambda: None
@@ -199,7 +201,7 @@ class Session:
         Returns:
             A function that removes the listener; it may be called at any time.
         """
-        return self._states.listen(fn)
+        return self._states.add_listener(fn)
 
     def on_end(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn`` once when the session is lost or closed, in the thread that ends it. If it has already ended,
@@ -218,7 +220,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._closed or self._lost.is_set()):
-                return register((self._held() or self._registered_late).end_listeners, fn)
+                return add_checked_listener((self._held() or self._registered_late).end_listeners, fn)
         fn()
         return lambda: None
 
@@ -274,7 +276,7 @@ class Session:
                 listeners, self._uncalled = self._take_callbacks()
                 self._lost_callbacks.add(_when_closed(listeners))
                 self._closed = True
-        self._states.note("closed")
+        self._states.set_state("closed")
         while self._uncalled:
             self._call_end_listeners([self._uncalled.pop()])
         self._start_callbacks()
@@ -339,7 +341,7 @@ class Session:
             self._lose()
             self._close_timer()
             return None
-        self._states.note(self.state)
+        self._states.set_state(self.state)
         return due[0]
 
     def _renewed(self, error: BaseException | None, recovered: bool) -> None:
@@ -371,7 +373,7 @@ class Session:
     def _after_loss(self, end_listeners: list[Callable[[], None]]) -> None:
         self._call_end_listeners(end_listeners)
         _log.warning("session %s is lost; stop the work that it protected", self.id)
-        self._states.note("lost")
+        self._states.set_state("lost")
         self._start_callbacks()
         self._end()
 
@@ -432,12 +434,12 @@ class SessionStates:
             f"latchwork-session-states-{session_id[:8]}", f"a state listener of session {session_id}"
         )
 
-    def listen(self, fn: StateListener) -> Callable[[], None]:
+    def add_listener(self, fn: StateListener) -> Callable[[], None]:
         """Register a listener for state changes. Return a function that removes it, at any time."""
         with self._mutex:
-            return listen(self._listeners, fn)
+            return add_listener(self._listeners, fn)
 
-    def note(self, state: SessionState) -> None:
+    def set_state(self, state: SessionState) -> None:
         """Set the state of the session. Notify the listeners if it has changed. Does not block."""
         with self._mutex:
             if self._last in {state, "closed"} or (self._last == "lost" and state != "closed"):

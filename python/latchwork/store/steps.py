@@ -339,8 +339,9 @@ def cancelled_write_note(name: str, args: tuple[Any, ...]) -> str | None:
 ask = Ask
 
 
-class Tracked(Ask[T]):
-    """A write whose answer is awaited even after a cancellation: ``await Tracked(answered, store.create, key, ...)``.
+class TrackedWrite(Ask[T]):
+    """A write whose answer is awaited even after a cancellation: ``await TrackedWrite(answered, store.create, key,
+    ...)``.
 
     Otherwise it would be unknown whether it was applied, and whether there is something to remove. In a thread, an
     interrupt ends it like any other call, and its outcome stays unknown.
@@ -403,7 +404,7 @@ class Until(Step[bool]):
 
     def as_future(self) -> Future[bool]:
         """Return a future that completes when the condition is true."""
-        return future_when(self._listen)
+        return create_listener_future(self._listen)
 
     def on_timeout(self) -> bool:
         """Return whether the condition is true, after the timeout."""
@@ -419,13 +420,14 @@ class Pause(Until):
         super().__init__(timeout_s, partial(clock.wait, signal, timeout_s), signal.call_when_set, signal.is_set)
 
 
-def future_when(listen: Listen) -> Future[bool]:
+def create_listener_future(add_listener: Listen) -> Future[bool]:
     """Return a future that completes with True when the registered function is called.
 
     Args:
-        listen: Registers a function, and returns a function that removes it. It is removed when the future is done.
+        add_listener: Registers a function, and returns a function that removes it. It is removed when the future is
+            done.
     """
     future: LightFuture[bool] = LightFuture()
-    remove = listen(lambda: resolve(future, True))
+    remove = add_listener(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: remove())
     return future

@@ -20,11 +20,11 @@ from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, 
 from latchwork.store.backoff import Backoff
 from latchwork.store.call_timeouts import OwnershipLimit
 from latchwork.store.calls import Entries, Names, StoreCalls
-from latchwork.store.connection import Shared, StoreConnection
+from latchwork.store.connection import SharedObject, StoreConnection
 from latchwork.store.driving.cleanup import CleanupThread
 from latchwork.store.keys import Resolved, Scope
 from latchwork.store.mirror import Mirror
-from latchwork.store.owner import Origin, StoreOwner, origin
+from latchwork.store.owner import CodeLocation, StoreOwner, find_caller_location
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
 from latchwork.store.steps import WRITES, Pause, ask, call_user_function, driven, run, steps_of
@@ -32,7 +32,7 @@ from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op, OrderedKey
 
-S = TypeVar("S", bound=Shared)
+S = TypeVar("S", bound=SharedObject)
 T = TypeVar("T")
 
 
@@ -50,9 +50,9 @@ class Store:
         scope: Scope = Scope(),  # noqa: B008 - frozen
         limit: OwnershipLimit | None = None,
         *,
-        created: Origin | None = None,
+        created: CodeLocation | None = None,
     ) -> None:
-        self._owner: StoreOwner | None = StoreOwner(core, created or origin())
+        self._owner: StoreOwner | None = StoreOwner(core, created or find_caller_location())
         core.owner = weakref.ref(self._owner)
         self._view(core, scope, limit)
 
@@ -282,7 +282,7 @@ class Store:
             tx = Tx(self.get, self.list, guard)
             await tx.read_guard()
             result = await call_user_function(fn, tx)
-            checks, ops = tx.checks_and_ops()
+            checks, ops = tx.build_checks_and_ops()
             if not (checks or ops):
                 return result
             try:
@@ -316,7 +316,9 @@ class Store:
         Args:
             max_in_flight: Maximum number of calls in flight. Further calls block.
         """
-        return Pipeline(self._calls_in_flight(), self._core.dispatcher.callback_queue(), max_in_flight, store=self)
+        return Pipeline(
+            self._calls_in_flight(), self._core.dispatcher.create_callback_queue(), max_in_flight, store=self
+        )
 
     # Watching
 
@@ -380,7 +382,7 @@ class Store:
             future: Future[Any] = getattr(self._event_loop_calls, method)(*args, **options)
             return future
         if method == "primary_session":
-            return self._core.primary_future()
+            return self._core.primary_session_future()
         return self._core.dispatcher.submit(getattr(self, method), *args, **options)  # not a backend call
 
     def call_wait_s(self, since: float | None = None) -> float:
@@ -430,11 +432,11 @@ class Store:
     def primary_session(self) -> Session:
         """Return the default session, like ``session``, and open it if necessary. Protocols may await this."""
         self._core.ensure_usable()
-        return self._core.primary()
+        return self._core.get_primary_session()
 
-    def opened_session(self) -> Session | None:
+    def find_open_session(self) -> Session | None:
         """Return the default session if it is open. Return None otherwise, without opening one."""
-        return self._core.find_open_primary()
+        return self._core.find_open_primary_session()
 
     @entrance
     def open_session(self, ttl_s: float) -> Session:
@@ -502,9 +504,9 @@ class Store:
             ConnectFailed, AuthenticationFailed: As for ``connect``.
             LatchworkError: The store was not opened with ``connect``.
         """
-        return self.reopen_for(origin())
+        return self.reopen_for(find_caller_location())
 
-    def reopen_for(self, created: Origin) -> Store:
+    def reopen_for(self, created: CodeLocation) -> Store:
         """Connect again like ``reopen``.
 
         Args:
@@ -559,7 +561,7 @@ def system_namespace(store: Store, name: str) -> Store:
     return store._systems.get(name) or store._systems.setdefault(name, _system_of(store, name))  # noqa: SLF001
 
 
-def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:
+def resolve_ops(store: Store, ops: Iterable[Op]) -> list[Op]:
     """Convert a user's operations to operations with absolute keys, so that a component can include them in a
     transaction.
 

@@ -107,7 +107,7 @@ class Tx:
         else:
             self._written[key] = Delete(key)
 
-    def checks_and_ops(self) -> ChecksAndOps:
+    def build_checks_and_ops(self) -> ChecksAndOps:
         """Return the checks and the operations to commit. Both are empty if a commit is not necessary.
 
         A transaction that only reads one key needs no commit, because one read is consistent by itself.

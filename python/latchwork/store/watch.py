@@ -1,7 +1,7 @@
 """A watch: an iterator of batches of changes. The first batch is the current state.
 
-Unread changes of the same key are merged, so a slow reader needs memory for at most one change per key. ``Tracker``
-converts a backend's events to the changed entries.
+Unread changes of the same key are merged, so a slow reader needs memory for at most one change per key.
+``WatchedState`` converts a backend's events to the changed entries.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Batch = tuple[Change, ...]
 #: Whether to wake the reader of a watch for new changes.
-Matters = Callable[[Sequence[Change]], bool]
+RelevanceFilter = Callable[[Sequence[Change]], bool]
 
 
-class Inbox:
+class ChangeBuffer:
     """Collects the changes for one reader, and merges those of the same key. Not thread-safe.
 
     Its owner must hold a mutex during every call.
@@ -48,7 +48,7 @@ class Inbox:
         """Whether a batch of changes is ready."""
         return self.filled
 
-    def add(self, changes: list[Change], *, ready: bool, matters: Matters | None = None) -> bool:
+    def add(self, changes: list[Change], *, ready: bool, is_relevant: RelevanceFilter | None = None) -> bool:
         """Add changes, and return whether a batch is ready.
 
         The first batch is ready once the first snapshot has arrived, even if it is empty.
@@ -56,13 +56,13 @@ class Inbox:
         Args:
             changes: The changes to add.
             ready: Whether the first snapshot has arrived.
-            matters: If given, a later batch is ready only when this function returns True for one of its changes.
+            is_relevant: If given, a later batch is ready only when this function returns True for one of its changes.
         """
         for change in changes:
             self._pending.pop(change.key, None)
             self._pending[change.key] = change
         if not self.filled and ready:
-            self.filled = self._first or (bool(changes) and (matters is None or matters(changes)))
+            self.filled = self._first or (bool(changes) and (is_relevant is None or is_relevant(changes)))
         return self.filled
 
     def take(self) -> Batch:
@@ -93,7 +93,7 @@ class WatchReceiver:
         self._clock = clock
         self._home = ForkGuard(f"the watch of {prefix!r}", made="opened", remedy="connect again in the child")
         self._changed = Notifier()
-        self._tracker = Tracker(keep_values=keep_values)
+        self._tracker = WatchedState(keep_values=keep_values)
         self._error: LatchworkError | None = None
         self._siblings: tuple[str, ...] | None = None
         self._closed = False
@@ -128,7 +128,7 @@ class WatchReceiver:
                 self._error = event.error
             elif isinstance(event, Delta) and event.siblings is not None:
                 self._siblings = event.siblings
-            changes = self._scope.relative_changes(self._tracker.fold(event))
+            changes = self._scope.relative_changes(self._tracker.apply_event(event))
             if self._deliver(changes) or isinstance(event, Broken):
                 self._changed.notify_all()
         self._notify_listeners(changes)
@@ -156,7 +156,9 @@ class WatchReceiver:
     def _notify_listeners(self, changes: list[Change]) -> None:
         """Notify listeners of changes that were stored. The caller does not hold the mutex."""
 
-    async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
+    async def _wait_and_take(
+        self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, description: str
+    ) -> T:
         """Wait until a condition is true, then return the result of ``take``. Both functions are called with the mutex
         held.
 
@@ -164,7 +166,7 @@ class WatchReceiver:
             is_true: Returns whether the condition is true.
             take: Returns the result.
             timeout_s: Timeout in seconds. None waits forever.
-            what: Description of what the caller waits for, for the error message.
+            description: Description of what the caller waits for, for the error message.
         Raises:
             WaitTimeout: The condition was not true in time.
             Closed: This object or its store was closed.
@@ -183,7 +185,7 @@ class WatchReceiver:
                 version = self._changed.version
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
-                raise WaitTimeout(f"{what} of {self.prefix!r} did not arrive within {timeout_s:.3g} s")
+                raise WaitTimeout(f"{description} of {self.prefix!r} did not arrive within {timeout_s:.3g} s")
             await self._changed.changed_since(version, self._clock, left)
 
 
@@ -196,18 +198,18 @@ class Watch(WatchReceiver):
     permission.
 
     Attributes:
-        matters: Called with new changes; returns whether to wake the reader. Otherwise they are delivered with the next
-            batch that matters. Called in a client library's thread: it must be quick, take no locks, and not raise.
-            None wakes the reader each time.
+        is_relevant: Called with new changes; returns whether to wake the reader. Otherwise they are delivered with the
+            next batch that matters. Called in a client library's thread: it must be quick, take no locks, and not
+            raise. None wakes the reader each time.
     """
 
-    matters: Matters | None
+    is_relevant: RelevanceFilter | None
 
     def __init__(self, prefix: str, scope: Scope, clock: Clock, dispatcher: Dispatcher) -> None:
         super().__init__(prefix, scope, clock, keep_values=False)
-        self.matters = None
+        self.is_relevant = None
         self._dispatcher = dispatcher
-        self._inbox = Inbox()
+        self._inbox = ChangeBuffer()
         self._drain_task: SerialDrain | None = None
         self._reported = False
 
@@ -241,7 +243,7 @@ class Watch(WatchReceiver):
             ForkedProcess: The watch was opened by the parent of this process.
             PermissionDenied: The account is no longer permitted to read here.
         """
-        return await self._await(self._inbox.is_filled, self._inbox.take, timeout_s, "a change")
+        return await self._wait_and_take(self._inbox.is_filled, self._inbox.take, timeout_s, "a change")
 
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
         """Call ``fn`` with each batch of changes, in order, in a callback thread of the store, instead of iterating.
@@ -262,7 +264,7 @@ class Watch(WatchReceiver):
         with self._changed.mutex:
             if self._drain_task is not None:
                 raise ValueError(f"the watch of {self.prefix!r} already has a subscriber; open another watch")
-            self._drain_task = self._dispatcher.serial_drain(
+            self._drain_task = self._dispatcher.create_serial_drain(
                 lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}"
             )
         self._drain_task.signal()
@@ -274,7 +276,7 @@ class Watch(WatchReceiver):
             self._drain_task.close()
 
     def _deliver(self, changes: list[Change]) -> bool:
-        return self._inbox.add(changes, ready=self._tracker.ready, matters=self.matters)
+        return self._inbox.add(changes, ready=self._tracker.ready, is_relevant=self.is_relevant)
 
     def _notify_listeners(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inbox knows
         if self._drain_task is not None:
@@ -296,7 +298,7 @@ class Watch(WatchReceiver):
 
 
 @dataclass(slots=True)
-class Tracker:
+class WatchedState:
     """The last reported state of every key under one watch. Only one thread may use it at a time.
 
     Attributes:
@@ -311,7 +313,7 @@ class Tracker:
     ready: bool = False
     as_of: float = float("-inf")
 
-    def fold(self, event: WatchEvent) -> list[Change]:
+    def apply_event(self, event: WatchEvent) -> list[Change]:
         """Apply a watch event to the known state. Return the resulting changes, at most one per key."""
         if isinstance(event, Broken):
             return []

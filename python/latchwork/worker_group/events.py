@@ -18,7 +18,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.observers import listen
+from latchwork.store.observers import add_listener
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.worker_group.keys import RunKeys
@@ -76,7 +76,7 @@ class EventListeners:
         Returns:
             A function that removes the listener.
         """
-        cancel = listen(self._listeners, fn)
+        cancel = add_listener(self._listeners, fn)
         with self._lock:
             if self._reader is None and not self._closed.is_set():
                 self._dispatcher = Dispatcher(f"events-{self._keys.group.group}", size=1)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import through_loop
-from latchwork.store.driving import helper
+from latchwork.store.driving import background_loop
 
 #: Whether schedules run so; the fixture `driver` sets it.
 is_on = False
@@ -56,7 +56,7 @@ def driving(sim, model_class):
         return
     with pytest.MonkeyPatch.context() as patch:
         loops = OfNode(sim, NodeLoop)
-        patch.setattr(helper, "_loop_thread", OfNode(sim, helper._LoopThread))
+        patch.setattr(background_loop, "_loop_thread", OfNode(sim, background_loop._LoopThread))
         modules = {sys.modules[kind.__module__] for kind in model_class.__mro__ if kind is not object}
         through_loop.install(modules, patch, loops)
         yield loops.close_here

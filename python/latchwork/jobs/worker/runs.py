@@ -432,7 +432,7 @@ class JobRun:
         job = self._setup.job
         if job.is_async:
             given = _twins("JobContext").wrap(context)
-            self._setup.loop.run(partial(job.run, given), context.on_stop, who=self)
+            self._setup.loop.run(partial(job.run, given), context.on_stop, caller=self)
             return
         returned = deferred_result_kind(job.run(context))
         if returned is not None:

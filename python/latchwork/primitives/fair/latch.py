@@ -41,7 +41,7 @@ from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.observers import check_listener, listen
+from latchwork.store.observers import add_listener, check_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store
@@ -349,7 +349,7 @@ class LeaderLatch(GuardsWork, Participant):
         with self._changed.mutex:
             if self._leadership is not None:
                 self._announcer.queue(check_listener(fn))
-            cancel = listen(self._elected_listeners, fn)
+            cancel = add_listener(self._elected_listeners, fn)
         self._announcer.start_delivery()
         return cancel
 
@@ -361,7 +361,7 @@ class LeaderLatch(GuardsWork, Participant):
         """
         self._check_open()
         with self._changed.mutex:
-            return listen(self._revoked_listeners, fn)
+            return add_listener(self._revoked_listeners, fn)
 
     # Looking around
 

@@ -19,7 +19,7 @@ from latchwork.primitives.waiting.listeners import call_listeners
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.forks import make_lost_signal
-from latchwork.store.observers import listen
+from latchwork.store.observers import add_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import driven, shielded
 from latchwork.store.store import Store
@@ -230,7 +230,7 @@ class SessionLock(GuardsWork):
             A function that removes the listener.
         """
         self._waits.check()
-        return listen(self._listeners, fn)
+        return add_listener(self._listeners, fn)
 
     # What the subclasses say
 

@@ -41,7 +41,7 @@ from latchwork.primitives.waiting.ownership import Identity
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Tracked, ask
+from latchwork.store.steps import Pause, TrackedWrite, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry, Exists, Fence, OrderedKey
@@ -234,7 +234,7 @@ class TicketQueue:
         create, stem = self.store.create_ordered_key, f"{self._name}/{_STEM}"
         older: tuple[str, ...] | None = None
         try:
-            created: OrderedKey = await Tracked(creation.answered, create, stem, nonce, value, session=session)
+            created: OrderedKey = await TrackedWrite(creation.answered, create, stem, nonce, value, session=session)
             ticket, older = created.entry, created.older
         except OutcomeUnknown:
             found = await self._find_or_abandon(nonce, session)

@@ -31,7 +31,7 @@ from latchwork.primitives.waiting.participant import is_open
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.observers import listen
+from latchwork.store.observers import add_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.store.store import Store
@@ -136,7 +136,7 @@ class Replica:
         with self._lock:
             if self._reported is not None:
                 listener([_whole(self._reported)])
-            return listen(self._listeners, listener)
+            return add_listener(self._listeners, listener)
 
     def current(self) -> tuple[Entry | None, ViewState]:
         """Return the entry of the log's head, or None without a log, and the state of the newest view.

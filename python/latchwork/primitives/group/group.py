@@ -31,7 +31,7 @@ from latchwork.primitives.waiting.participant import Participant, is_open
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.observers import check_listener, listen
+from latchwork.store.observers import add_listener, check_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
@@ -337,7 +337,7 @@ class Group(Participant):
         with self._changed.mutex:
             if self._seen:
                 self._announcer.queue(partial(fn, ViewChange(self._view, self._view.members, (), ())))
-            cancel = listen(self._listeners, fn)
+            cancel = add_listener(self._listeners, fn)
         self._announcer.start_delivery()
         self._follow_views()
         return cancel

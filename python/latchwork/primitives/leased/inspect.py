@@ -10,7 +10,7 @@ from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord
 from latchwork.primitives.leased.table import LockTable, get_owner, list_lock_owners
 from latchwork.store.steps import ask, driven
-from latchwork.store.store import Store, resolved
+from latchwork.store.store import Store, resolve_ops
 from latchwork.types import At, Check, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ async def force_release(
     before = next(iter(await read_states(table, [entry] if entry is not None else [])), None)
     if entry is None or before is None or before.holder is None:
         return None
-    await ask(table.store.commit, [At(entry)], [Put(entry.key, FREE), *resolved(store, also(before))])
+    await ask(table.store.commit, [At(entry)], [Put(entry.key, FREE), *resolve_ops(store, also(before))])
     _log.warning("lock %r was released by force from %s, fencing token %d", name, before.holder, before.token)
     return before
 

@@ -28,7 +28,7 @@ from latchwork.primitives.waiting.arguments import check_member, check_minimum, 
 from latchwork.primitives.waiting.closable import Startable
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.forks import make_lost_signal
-from latchwork.store.observers import check_listener, listen
+from latchwork.store.observers import add_listener, check_listener
 from latchwork.store.steps import driven, shielded
 from latchwork.store.store import Store
 
@@ -344,7 +344,7 @@ class LockKeeper(Startable):
             A function that removes the listener.
         """
         self._core.check_open()
-        return listen(self._core.lost_listeners, fn)
+        return add_listener(self._core.lost_listeners, fn)
 
     def on_renewal_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
         """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered.
@@ -355,7 +355,7 @@ class LockKeeper(Startable):
             A function that removes the listener.
         """
         self._core.check_open()
-        return listen(self._core.failed_listeners, fn)
+        return add_listener(self._core.failed_listeners, fn)
 
     @shielded
     async def release_held(self, locks: Sequence[HeldLock]) -> None:

@@ -26,7 +26,7 @@ from latchwork.primitives.waiting.arguments import check_name, check_text
 from latchwork.primitives.waiting.listeners import call_listeners
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, make_lost_signal
-from latchwork.store.observers import listen
+from latchwork.store.observers import add_listener
 from latchwork.store.steps import StepCoroutine, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
@@ -237,7 +237,7 @@ class PersistentLock(GuardsWork):
             A function that removes the listener.
         """
         self._check_open()
-        return listen(self._lost_listeners, fn)
+        return add_listener(self._lost_listeners, fn)
 
     def on_renewal_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
         """Call ``fn(error, remaining_s)`` when a renewal of the lock fails or is not answered.
@@ -248,7 +248,7 @@ class PersistentLock(GuardsWork):
             A function that removes the listener.
         """
         self._check_open()
-        return listen(self._failed_listeners, fn)
+        return add_listener(self._failed_listeners, fn)
 
     @driven
     async def holder(self) -> LockHolder | None:

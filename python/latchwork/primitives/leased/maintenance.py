@@ -78,7 +78,7 @@ class KeeperMaintenance:
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
         self._urgent = ListenerQueue(self._dispatcher, "a lock keeper")
         self.free_listeners = ListenerQueue(self._dispatcher, "waits for locks")
-        self._cleanup_drain = self._dispatcher.serial_drain(lambda: run(self._clean_up()), "a lock keeper")
+        self._cleanup_drain = self._dispatcher.create_serial_drain(lambda: run(self._clean_up()), "a lock keeper")
         self._next_cleanup = 0.0
         self.within_s = math.inf
         self.lost_listeners: dict[object, Callable[[tuple[str, ...]], None]] = {}

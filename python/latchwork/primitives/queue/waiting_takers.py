@@ -259,7 +259,7 @@ class TakerQueues:
             else:
                 head.is_watching = True
                 prefix = self._info.keys.partition_prefix(partition)
-                is_done = await waiter.watch_until(prefix, seen, deadline, matters=seen.may_free_item)
+                is_done = await waiter.watch_until(prefix, seen, deadline, is_relevant=seen.may_free_item)
             if not is_done or seen.is_found:
                 return is_done
             await waiter.keep_trying(lambda: self._allow_overtaking(head.position), deadline)

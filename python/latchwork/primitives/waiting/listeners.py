@@ -40,7 +40,7 @@ class ListenerQueue:
         self._posts: deque[Callable[[], None]] = deque()
         self._runner: object = None
         self._is_closed = False
-        self._serial_drain = dispatcher.serial_drain(self._drain, label)
+        self._serial_drain = dispatcher.create_serial_drain(self._drain, label)
 
     def post(self, *calls: Callable[[], None]) -> None:
         """Call these functions in a callback thread, in order, after all that were posted before."""

@@ -30,7 +30,7 @@ from latchwork.store.forks import ForkGuard
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, StepCoroutine, ask, steps_of
 from latchwork.store.store import Store
-from latchwork.store.watch import Batch, Matters, Watch
+from latchwork.store.watch import Batch, RelevanceFilter, Watch
 from latchwork.types import Entry
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class WaiterRegistry:
         if self._given is not None:
             self._given.ensure_usable()
             return self._given
-        if (opened := self._store.opened_session()) is not None:
+        if (opened := self._store.find_open_session()) is not None:
             return opened
         backoff = Backoff()
         while True:
@@ -254,7 +254,7 @@ class Waiter:
         *,
         single_key: bool = False,
         siblings: bool = False,
-        matters: Matters | None = None,
+        is_relevant: RelevanceFilter | None = None,
     ) -> bool:
         """Watch a key prefix until a batch of changes satisfies a condition.
 
@@ -264,12 +264,12 @@ class Waiter:
             deadline: When the wait times out.
             single_key: As for ``Store.watch``.
             siblings: As for ``Store.watch``.
-            matters: As for ``Watch``.
+            is_relevant: As for ``Watch``.
         Returns:
             True if the condition was satisfied. False after the deadline or if cancelled.
         """
         watch = self._store.watch(prefix, single_key=single_key, siblings=siblings)
-        watch.matters = matters
+        watch.is_relevant = is_relevant
         self._replace(watch)
         return await self._follow(watch, is_done, deadline)
 

@@ -41,7 +41,7 @@ class DedicatedLoop:
         self._calls: set[_LoopCall] = set()
         self._is_closed = False
 
-    def run(self, fn: Callable[[], Coroutine[Any, Any, T]], on_stop: OnStop, who: object = None) -> T | None:
+    def run(self, fn: Callable[[], Coroutine[Any, Any, T]], on_stop: OnStop, caller: object = None) -> T | None:
         """Run ``await fn()`` as a task of the loop, and block this thread until the task has ended.
 
         The task has the context variables of this thread. A request to stop cancels the task, which may ignore that.
@@ -49,14 +49,14 @@ class DedicatedLoop:
         Args:
             fn: Called in the loop's thread.
             on_stop: Registers a function that is called when the task must stop, or at once if it must stop already.
-            who: Identifies the caller for ``is_inside``.
+            caller: Identifies the caller for ``is_inside``.
         Returns:
             The function's result. None if a request to stop ended it.
         Raises:
             Closed: The loop was closed.
             BaseException: The error that the function raised.
         """
-        call = _LoopCall(fn, who)
+        call = _LoopCall(fn, caller)
         with self._lock:
             if self._is_closed:
                 raise Closed(f"{self._name} was closed and runs nothing any more")
@@ -69,13 +69,13 @@ class DedicatedLoop:
         finally:
             take_back()
 
-    def is_inside(self, who: object) -> bool:
-        """Return whether the current task was started by a call of ``run`` with this ``who``."""
+    def is_inside(self, caller: object) -> bool:
+        """Return whether the current task was started by a call of ``run`` with this ``caller``."""
         if threading.current_thread() is not self._thread:
             return False
         task = asyncio.current_task(self._loop)
         with self._lock:
-            return task is not None and any(call.who is who and call.task is task for call in self._calls)
+            return task is not None and any(call.caller is caller and call.task is task for call in self._calls)
 
     def close(self, timeout_s: float) -> bool:
         """Refuse further functions, and stop the loop when no function is running. Idempotent.
@@ -114,7 +114,7 @@ class DedicatedLoop:
         try:
             while not self._run_loop(loop):
                 pass
-            _tidy(loop)
+            _cancel_tasks_and_shut_down(loop)
         finally:
             asyncio.set_event_loop(None)
             loop.close()
@@ -136,11 +136,11 @@ class DedicatedLoop:
 class _LoopCall:
     """A call in progress. All its methods except ``stop_soon`` run in the loop's thread."""
 
-    def __init__(self, fn: Callable[[], Coroutine[Any, Any, Any]], who: object) -> None:
+    def __init__(self, fn: Callable[[], Coroutine[Any, Any, Any]], caller: object) -> None:
         self._fn = fn
         self._is_stopped = False
         self._exit: BaseException | None = None
-        self.who = who
+        self.caller = caller
         self.task: asyncio.Task[Any] | None = None
         self.outcome: LightFuture[Any] = LightFuture()
 
@@ -180,7 +180,7 @@ class _LoopCall:
             reject(self.outcome, error)
 
 
-def _tidy(loop: asyncio.AbstractEventLoop) -> None:
+def _cancel_tasks_and_shut_down(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the remaining tasks and shut the loop down, in the same way as ``asyncio.run``."""
     left = asyncio.all_tasks(loop)
     for task in left:

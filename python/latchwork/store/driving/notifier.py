@@ -10,7 +10,7 @@ from functools import partial
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
-from latchwork.store.steps import Step, future_when
+from latchwork.store.steps import Step, create_listener_future
 
 
 class Notifier:
@@ -90,7 +90,7 @@ class _VersionChange(Step[bool]):
 
     def as_future(self) -> Future[bool]:
         """Return a future that completes when the version has changed. Does not block."""
-        return future_when(partial(self._notifier.call_on_change, self._version))
+        return create_listener_future(partial(self._notifier.call_on_change, self._version))
 
     def on_timeout(self) -> bool:
         """Return whether the version has changed, after the timeout."""

@@ -25,7 +25,7 @@ from latchwork.backends.futures import FutureGenerator, completed, failed, run_g
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
-from latchwork.store.watch import Tracker
+from latchwork.store.watch import WatchedState
 from latchwork.testing._faulty.plan import Fault
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, OrderedKey, Put, SessionAlive, SimpleCheck
 
@@ -554,7 +554,7 @@ class StaleReplica:
         self._lag_s = lag_s
         self._later = later
         self._lock = threading.Lock()
-        self._tracker = Tracker(keep_values=True)
+        self._tracker = WatchedState(keep_values=True)
         self._inner: BackendWatch | None = None
 
     def follow(self, backend: Backend) -> None:
@@ -616,4 +616,4 @@ class StaleReplica:
 
     def _take(self, event: WatchEvent) -> None:
         with self._lock:
-            self._tracker.fold(event)
+            self._tracker.apply_event(event)
