@@ -33,7 +33,7 @@ DEFECTS = (
         "etcd",
         "settling a write does not keep it from landing later",
         "backends/etcd/writing/slots.py",
-        "[self.compare()], [settle], [self.read])",
+        "[self.build_compare()], [settle], [self.read])",
         "[self.compare()], [self.read], [self.read])",
         id_of(
             "backends/etcd/unknown_writes",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latchwork.backends.base import VersionKey
 from latchwork.backends.etcd.layout import EtcdKeys
-from latchwork.backends.etcd.writing.plan import PAIRED_LIMIT, TxnCompiler
+from latchwork.backends.etcd.writing.compiler import PAIRED_LIMIT, TxnCompiler
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
@@ -48,7 +48,7 @@ OP = st.builds(Put, NAME, VALUE, SESSION) | st.builds(Create, NAME, VALUE, SESSI
 OPS = st.lists(OP, min_size=1, max_size=6, unique_by=lambda op: op.key)
 KV = st.builds(
     pb.KeyValue,
-    key=NAME.map(KEYS.raw_key),
+    key=NAME.map(KEYS.encode_key),
     value=VALUE,
     create_revision=REVISIONS,
     mod_revision=REVISIONS,
@@ -113,14 +113,14 @@ def test_page_has_the_entries_of_the_message_and_names_what_are_no_keys(message,
     del message.kvs[:]
     message.kvs.extend(kvs)
     page = CODEC.page(message.SerializeToString())
-    expected = [KEYS.entry(kv) for kv in kvs if KEYS.key_or_none(kv.key) is not None]
+    expected = [KEYS.entry(kv) for kv in kvs if KEYS.decode_key_or_none(kv.key) is not None]
     skip = len(KEYS.root)
     direct = [entry for entry in expected if "/" not in entry.key]
     assert page.entries() == expected
     assert page.entries(skip) == direct
     assert (len(page), page.count(), page.count(skip)) == (len(kvs), len(expected), len(direct))
     assert page.names() == [entry.key for entry in expected]
-    assert page.strangers() == [kv.key for kv in kvs if KEYS.key_or_none(kv.key) is None]
+    assert page.strangers() == [kv.key for kv in kvs if KEYS.decode_key_or_none(kv.key) is None]
     assert (page.more, page.revision, page.size) == (message.more, message.header.revision, message.ByteSize())
     if kvs:
         assert page.last() == kvs[-1].key
@@ -137,14 +137,14 @@ def test_reads_in_one_request_find_what_each_of_them_found(messages):
 
 @given(st.lists(NAME, max_size=4), st.booleans())
 def test_reads_are_the_generated_ones(names, stale_ok):
-    requests = [pb.RangeRequest(key=KEYS.raw_key(name), serializable=stale_ok) for name in names]
+    requests = [pb.RangeRequest(key=KEYS.encode_key(name), serializable=stale_ok) for name in names]
     assert [pb.RangeRequest.FromString(CODEC.get(name, stale_ok)) for name in names] == requests
     together = pb.TxnRequest(success=[pb.RequestOp(request_range=request) for request in requests])
     assert pb.TxnRequest.FromString(CODEC.get_many(names, stale_ok)) == together
 
 
 def test_entries_are_ordinary_records():
-    kv = pb.KeyValue(key=KEYS.raw_key("a/b"), value=b"v", create_revision=5, mod_revision=7, lease=0x7F3A)
+    kv = pb.KeyValue(key=KEYS.encode_key("a/b"), value=b"v", create_revision=5, mod_revision=7, lease=0x7F3A)
     (entry,) = CODEC.page(pb.RangeResponse(kvs=[kv]).SerializeToString()).entries()
     same = Entry("a/b", b"v", VersionKey(7), 7, 5, "7f3a")
     assert type(entry) is Entry
@@ -154,7 +154,7 @@ def test_entries_are_ordinary_records():
 
 
 def test_entries_are_no_work_for_the_garbage_collector():
-    kv = pb.KeyValue(key=KEYS.raw_key("a/b"), value=b"v", create_revision=5, mod_revision=7)
+    kv = pb.KeyValue(key=KEYS.encode_key("a/b"), value=b"v", create_revision=5, mod_revision=7)
     entries = CODEC.page(pb.RangeResponse(kvs=[kv] * 1000).SerializeToString()).entries()
     assert not any(gc.is_tracked(entry) or gc.is_tracked(entry.version) for entry in entries)
     gc.collect()
@@ -265,7 +265,7 @@ def test_bytes_that_are_no_answer_are_read_or_refused(decode, data):
     [
         ("entry", b"\x12"),
         ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=b"/")]).SerializeToString()),
-        ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=KEYS.raw_key("k") + b"\xff")]).SerializeToString()),
+        ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=KEYS.encode_key("k") + b"\xff")]).SerializeToString()),
         ("page", b"\x12\x05\x0a\x04ab"),
         ("found", pb.TxnResponse(responses=[pb.ResponseOp()]).SerializeToString()),
         ("committed", pb.TxnResponse(succeeded=True).SerializeToString()),

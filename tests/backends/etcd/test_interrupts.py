@@ -101,7 +101,7 @@ def link():
 def interrupt(link):
     interrupted_once(link, "Range")
     with pytest.raises(KeyboardInterrupt):
-        link.send("Range", b"", 1.0, now=True)
+        link.send("Range", b"", 1.0, in_caller_thread=True)
 
 
 def test_each_channel_that_was_left_is_closed_after_its_own_time(link, eventually):
@@ -126,7 +126,7 @@ def test_a_channel_that_was_interrupted_after_another_member_was_chosen_does_not
 
     link._channel.calls["Range"] = torn_later
     with pytest.raises(KeyboardInterrupt):
-        link.send("Range", b"", 1.0, now=True)
+        link.send("Range", b"", 1.0, in_caller_thread=True)
     began = time.monotonic()
     (retire,) = link.timer.calls
     retire()

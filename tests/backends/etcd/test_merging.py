@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import _AT_ONCE, _MOST, MergedReads
-from latchwork.backends.etcd.writing.plan import TxnCompiler
+from latchwork.backends.etcd.writing.compiler import TxnCompiler
 from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.errors import Closed, PermissionDenied, Unavailable
 from latchwork.types import Put
@@ -39,13 +39,13 @@ class Request(LightFuture):
         self.deadline = deadline
         message = (pb.TxnRequest if method == "Txn" else pb.RangeRequest).FromString(request)
         ranges = [one.request_range for one in message.success] if method == "Txn" else [message]
-        self.keys = [KEYS.key_of(each.key) for each in ranges]
+        self.keys = [KEYS.decode_key(each.key) for each in ranges]
         self.stale = {each.serializable for each in ranges}
         self._decode = decode
 
     def answer(self):
         """Every key has its name as its value."""
-        kvs = [pb.KeyValue(key=KEYS.raw_key(key), value=key.encode(), mod_revision=5) for key in self.keys]
+        kvs = [pb.KeyValue(key=KEYS.encode_key(key), value=key.encode(), mod_revision=5) for key in self.keys]
         ranges = [pb.RangeResponse(kvs=[kv]) for kv in kvs]
         together = pb.TxnResponse(succeeded=True, responses=[pb.ResponseOp(response_range=one) for one in ranges])
         resolve(self, self._decode((together if self.method == "Txn" else ranges[0]).SerializeToString()))

@@ -11,7 +11,7 @@ import pytest
 
 import latchwork
 from backends.etcd.test_interrupts import interrupted_once
-from latchwork.backends.etcd import sharing
+from latchwork.backends.etcd import shared_connections
 from latchwork.clock import SystemClock
 from latchwork.errors import Closed, ConnectFailed, LatchworkError
 from latchwork_testkit.conformance.children import run_in_fork
@@ -272,6 +272,6 @@ def test_a_child_that_is_forked_while_another_thread_opens_a_store_can_open_one(
         with latchwork.connect(server.url(root)) as mine:
             return mine.put("child", b"v").value
 
-    with sharing._lock:
+    with shared_connections._lock:
         assert run_in_fork({"child": in_child}) == {"child": "b'v'"}
     assert store.get("child").value == b"v"

@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.backends.base import MAX_VALUE_BYTES, Current, Snapshot
 from latchwork.backends.capabilities import MAX_CHECKS, MAX_OPS
-from latchwork.backends.etcd.layout import EtcdKeys, split_around
+from latchwork.backends.etcd.layout import EtcdKeys, exclude_keys
 from latchwork.errors import Conflict, InvalidKey, TransactionTooLarge
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 from latchwork_testkit.etcd_rpc import pb
@@ -232,6 +232,6 @@ def test_closed_watch_is_silent_and_closes_from_inside_its_own_sink(backend):
 def test_ranges_with_holes_cover_everything_else():
     keys = EtcdKeys("r")
     (span,) = keys.ranges_below("a")
-    parts = split_around(span, [b"/r/a/b", b"/r/a/c"])
+    parts = exclude_keys(span, [b"/r/a/b", b"/r/a/c"])
     assert parts == [(b"/r/a/", b"/r/a/b"), (b"/r/a/b\0", b"/r/a/c"), (b"/r/a/c\0", b"/r/a0")]
-    assert split_around(span, []) == [span]
+    assert exclude_keys(span, []) == [span]

@@ -64,7 +64,10 @@ def test_store_makes_its_calls_in_a_thread_that_waits_and_its_pipeline_does_not(
         calls = []
         link = store._core.backend._connection
         send = link.send
-        link.send = lambda *args, now=False: (calls.append(now), send(*args, now=now))[1]
+        link.send = lambda *args, in_caller_thread=False: (
+            calls.append(in_caller_thread),
+            send(*args, in_caller_thread=in_caller_thread),
+        )[1]
         store.put("k", b"1")
         store.pipeline().put("k", b"2").result(5)
         assert calls == [True, False]

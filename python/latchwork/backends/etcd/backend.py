@@ -20,10 +20,10 @@ from latchwork.backends.etcd.connection import decode_response
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import EtcdReader
 from latchwork.backends.etcd.sessions import EtcdSessions
-from latchwork.backends.etcd.sharing import acquire, release
+from latchwork.backends.etcd.shared_connections import acquire, release
 from latchwork.backends.etcd.watching.watches import StoreWatches
 from latchwork.backends.etcd.writing import requests
-from latchwork.backends.etcd.writing.plan import EtcdCommit, TxnCompiler
+from latchwork.backends.etcd.writing.compiler import EtcdCommit, TxnCompiler
 from latchwork.backends.etcd.writing.sequences import SequentialKeys
 from latchwork.backends.etcd.writing.txn import Txn, build_tree_deletion
 from latchwork.backends.etcd.writing.writes import EtcdWriter
@@ -42,7 +42,7 @@ class EtcdBackend(Backend):
     """One root on an etcd cluster, over a connection that other stores of the process may share."""
 
     capabilities = SPEC.capabilities
-    _now = False
+    _in_caller_thread = False
 
     def __init__(self, url: StoreURL, clock: Clock, client: Any = None) -> None:
         self._clock = clock
@@ -66,8 +66,8 @@ class EtcdBackend(Backend):
     def for_blocking_calls(self) -> EtcdBackend:
         """A variant of this backend that makes its calls in the caller's thread and blocks until they end."""
         face = copy.copy(self)
-        face._now = True  # noqa: SLF001 - a copy of our own
-        face._reader = EtcdReader(self._connection, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
+        face._in_caller_thread = True  # noqa: SLF001 - a copy of our own
+        face._reader = EtcdReader(self._connection, self._keys, self._compiler.codec, in_caller_thread=True)  # noqa: SLF001
         return face
 
     @classmethod
@@ -146,7 +146,7 @@ class EtcdBackend(Backend):
         commit = EtcdCommit(self._compiler, checks, ops, self._sessions.ended)
         try:
             return (
-                self._writer.write(commit, commit.rebuild, now=self._now)
+                self._writer.write(commit, commit.rebuild, in_caller_thread=self._in_caller_thread)
                 if ops
                 else self._commit_checks_only(commit.as_txn())
             )
@@ -170,7 +170,7 @@ class EtcdBackend(Backend):
             self._sessions.ended,
         )
         try:
-            return self._writer.write(plan(), plan, now=self._now)
+            return self._writer.write(plan(), plan, in_caller_thread=self._in_caller_thread)
         except (LatchworkError, ValueError) as error:
             return failed(error)
 
@@ -180,7 +180,7 @@ class EtcdBackend(Backend):
         The future returns the number of deleted keys.
         """
         txn = build_tree_deletion(self._keys.ranges_at_or_below(prefix), f"delete the tree at {prefix!r}")
-        return self._writer.write(txn, lambda: txn, now=self._now)
+        return self._writer.write(txn, lambda: txn, in_caller_thread=self._in_caller_thread)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """Open a session, which is a lease of the server with a marker key."""
@@ -257,7 +257,9 @@ class EtcdBackend(Backend):
             return Committed(0)
         compares = requests.encode_transaction(txn.build_compares(), ())
         decode = partial(decode_response, "Txn")
-        while not (yield self._connection.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
+        while not (
+            yield self._connection.read("Txn", compares, txn.what, decode, in_caller_thread=self._in_caller_thread)
+        ).succeeded:
             yield from self._writer.raise_failed_check(txn, deadline)
             if self._clock.now() >= deadline:
                 raise Unavailable(f"could not {txn.what} in time because others wrote at the same time; try again")

@@ -38,7 +38,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_reconnect_backoff_ms", 500),
     # A write is sent at most once: what to do next is decided in writing/writes.py.
     ("grpc.enable_retries", 0),
-    # A channel that replaces another one gets a new connection. sharing.py decides which stores share one.
+    # A channel that replaces another one gets a new connection. shared_connections.py decides which stores share one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _METHODS: dict[str, tuple[str, Any]] = {
@@ -85,7 +85,10 @@ class Channel:
         )
 
     def is_connected(self) -> bool:
-        """Return whether a member is connected, including TLS. May take up to ``_STATE_S``."""
+        """Return whether there is a connection to a server of the cluster, with its TLS handshake completed.
+
+        May block for a moment, because gRPC reports the state in another thread.
+        """
         states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
         self._channel.subscribe(states.put)
         try:
@@ -124,7 +127,7 @@ def _encode_request(request: Any) -> bytes:
     return encoded
 
 
-def tls_files(url: StoreURL) -> dict[str, bytes]:
+def read_tls_files(url: StoreURL) -> dict[str, bytes]:
     """Return the contents of the TLS files in the URL, by the name of the option.
 
     Raises:
@@ -140,7 +143,7 @@ def tls_files(url: StoreURL) -> dict[str, bytes]:
         raise InvalidURL(f"{error.filename!r} cannot be read ({error.strerror}); name a readable PEM file") from error
 
 
-def credentials(tls: dict[str, bytes]) -> grpc.ChannelCredentials | None:
+def create_credentials(tls: dict[str, bytes]) -> grpc.ChannelCredentials | None:
     """Return the gRPC credentials for the contents of TLS files, or None if there are none."""
     return grpc.ssl_channel_credentials(tls.get("tls_ca"), tls.get("tls_key"), tls.get("tls_cert")) if tls else None
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.channel import Channel, credentials, open_channel
+from latchwork.backends.etcd.channel import Channel, create_credentials, open_channel
 from latchwork.backends.etcd.errors import CallOutcome
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
 from latchwork.backends.timer import Timer
@@ -141,7 +141,7 @@ class EtcdConnection:
         share_s = max(url.connect_timeout_s / (1 + len(url.hosts)), _LEAST_CONNECT_S)
         self._connect_s = min(share_s, _MOST_CONNECT_S, url.connect_timeout_s * _FIRST_CONNECT)
         self._connect_error = ""  # gRPC's words for the last attempt to connect
-        self._credentials = credentials(tls)
+        self._credentials = create_credentials(tls)
         self._refreshing: Future[None] | None = None
         self._probe: Any = None
         self._notices: tuple[str, ...] = ()
@@ -158,15 +158,15 @@ class EtcdConnection:
         #: That one, and those before it which have calls under way yet.
         self._channels = [self._channel]
 
-    def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
+    def send(self, method: str, request: Any, timeout_s: float, *, in_caller_thread: bool = False) -> Any:
         """Send a request once, and return gRPC's future of the response.
 
         Args:
             method: The name of the gRPC method, such as "Range".
             request: The request as a message, or encoded.
             timeout_s: Seconds after which the call fails.
-            now: Make the call in this thread and return a ``CompletedCall``. This saves the switch to gRPC's thread and
-                back, which takes half of the time of a small request.
+            in_caller_thread: Make the call in this thread and return a ``CompletedCall``. This saves the switch to
+                gRPC's thread and back, which takes half of the time of a small request.
 
         Raises:
             Closed: The connection was closed.
@@ -177,7 +177,7 @@ class EtcdConnection:
         if self.closed:
             raise Closed(_CLOSED)
         try:
-            if now:
+            if in_caller_thread:
                 return CompletedCall(channel.calls[method](request, timeout_s, metadata))
             return channel.calls[method].future(request, timeout_s, metadata)
         except grpc.RpcError as error:
@@ -234,7 +234,7 @@ class EtcdConnection:
         decode: Callable[[bytes], T],
         *,
         deadline: float | None = None,
-        now: bool = False,
+        in_caller_thread: bool = False,
     ) -> Future[T]:
         """Send a read, which may be repeated, and return a future of its decoded response.
 
@@ -244,13 +244,15 @@ class EtcdConnection:
             what: Description of the call with its key, for messages.
             decode: Decodes the response. Raises ``ValueError`` if the response is malformed.
             deadline: Local clock time. None is the call timeout from now.
-            now: Make the call in this thread. See ``send``.
+            in_caller_thread: Make the call in this thread. See ``send``.
         """
         left_s = self.call_timeout_s if deadline is None else max(deadline - self.clock.now(), 0.001)
         deadline = self.clock.now() + left_s
         outcome = _Read(self, (method, request), what, decode, deadline)
         try:
-            self.send(method, request, self.attempt_timeout_s(left_s), now=now).add_done_callback(outcome.ended)
+            self.send(
+                method, request, self.attempt_timeout_s(left_s), in_caller_thread=in_caller_thread
+            ).add_done_callback(outcome.ended)
         except Closed as error:
             reject(outcome, error)
         return outcome
@@ -382,7 +384,7 @@ class EtcdConnection:
             raise
         except Unavailable as error:
             raise ConnectFailed(
-                f"etcd did not {what} within {self._url.connect_timeout_s:g} s: {self._connect_trouble(error)}; "
+                f"etcd did not {what} within {self._url.connect_timeout_s:g} s: {self._describe_connect_error(error)}; "
                 "check that it runs, the host and port, and the TLS options (tls_ca, tls_cert, tls_key)"
             ) from error
 
@@ -396,13 +398,13 @@ class EtcdConnection:
 
     # Private.
 
-    def _connect_trouble(self, error: Unavailable) -> str:
+    def _describe_connect_error(self, error: Unavailable) -> str:
         """Return a description of why connecting failed: the phase of connecting, and gRPC's message."""
         said = rpc_errors.get_message(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
         if self._channel.is_connected():
             return f"it got no further than the first answer ({said})"
         said = self._connect_error or said
-        phase = rpc_errors.connect_phase(said)
+        phase = rpc_errors.find_connect_phase(said)
         return f"it got no further than {phase} ({said})" if phase else said
 
     def _check_server(self, probe: Any, deadline: float) -> FutureGenerator[None]:
@@ -431,10 +433,10 @@ class EtcdConnection:
         now = self.clock.now()
         if now - self._noticed_at >= _HISTORY_S and not self.closed:
             self._noticed_at = now
-            run_generator(self._look_again())
+            run_generator(self._check_database_size())
         return self._notices
 
-    def _look_again(self) -> FutureGenerator[None]:
+    def _check_database_size(self) -> FutureGenerator[None]:
         try:
             soon = self.clock.now() + _STATUS_S
             status = yield from self.call("Status", pb.StatusRequest(), "tell the size of its database", soon)
@@ -478,7 +480,7 @@ class EtcdConnection:
                     "Authenticate", request, self.attempt_timeout_s(max(deadline - self.clock.now(), 0.001))
                 )
             except grpc.RpcError as error:
-                if rpc_errors.details_contain(error, "authentication is not enabled"):
+                if rpc_errors.message_contains(error, "authentication is not enabled"):
                     hosts = join_hosts(self._hosts)
                     _log.warning("etcd at %s does not verify passwords because authentication is not enabled", hosts)
                     return
@@ -491,18 +493,18 @@ class EtcdConnection:
                 return
 
     def retry_read(
-        self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float
+        self, error: grpc.RpcError, method_and_request: tuple[str, Any], what: str, deadline: float
     ) -> FutureGenerator[Any]:
         """Repeat a read whose first attempt has failed, and return its response.
 
         Args:
             error: The error of the first attempt.
-            again: The method and the request.
+            method_and_request: The name of the gRPC method, and the encoded request.
             what: Description of the call for messages.
             deadline: Local clock time.
         """
         yield from self._prepare_retry(error, what, deadline, refreshed=False)
-        return (yield from self.call_undecoded(*again, what, deadline))
+        return (yield from self.call_undecoded(*method_and_request, what, deadline))
 
     def _prepare_retry(
         self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool
@@ -529,12 +531,12 @@ class EtcdConnection:
         if effect in {CallOutcome.REFUSED, CallOutcome.STALE_TOKEN}:
             self.healthy = True
             raise rpc_errors.translate_error(error, what) from error
-        self._refuse_tls_trouble(error)
+        self._raise_tls_error(error)
         self.record_failure(error)
         yield from self.pause_before_retry(error, what, deadline)
         return refreshed
 
-    def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
+    def _raise_tls_error(self, error: grpc.RpcError) -> None:
         """Raise ``ConnectFailed`` for a TLS error if there is no other member, because a retry would not help."""
         said = rpc_errors.get_message(error)
         if not self._one_by_one and any(words in said for words in _TLS_TROUBLE):

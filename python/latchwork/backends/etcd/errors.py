@@ -86,7 +86,7 @@ def classify_outcome(error: grpc.RpcError) -> CallOutcome:
     return CallOutcome.UNKNOWN
 
 
-def connect_phase(message: str) -> str:
+def find_connect_phase(message: str) -> str:
     """Return the phase in which an attempt to connect failed, such as the TLS handshake, judging by gRPC's message.
     Return "" if unknown.
 
@@ -103,14 +103,14 @@ def is_member_failing(error: grpc.RpcError) -> bool:
     )
 
 
-def details_contain(error: BaseException, words: str) -> bool:
+def message_contains(error: BaseException, text: str) -> bool:
     """Return whether the message of a gRPC error contains a text.
 
     Args:
         error: The error. False if it is not a gRPC error.
-        words: The text.
+        text: The text.
     """
-    return isinstance(error, grpc.RpcError) and words in get_message(error)
+    return isinstance(error, grpc.RpcError) and text in get_message(error)
 
 
 def translate_error(error: grpc.RpcError, what: str) -> LatchworkError:

@@ -30,18 +30,18 @@ class EtcdKeys:
         self.invalid_keys = InvalidKeys(f"/{root}")
         self._skip = len(self.root)
 
-    def raw_key(self, key: str) -> bytes:
-        """Return the raw key of a key."""
+    def encode_key(self, key: str) -> bytes:
+        """Return the raw key of a key: its name in etcd."""
         return self.root + key.encode()
 
-    def key_of(self, raw: bytes) -> str:
+    def decode_key(self, raw: bytes) -> str:
         """Return the key for a valid raw key."""
         return raw[self._skip :].decode()
 
-    def key_or_none(self, raw: bytes) -> str | None:
+    def decode_key_or_none(self, raw: bytes) -> str | None:
         """Return the key for a raw key. For an invalid one, record it and return None."""
         try:
-            name = self.key_of(raw)
+            name = self.decode_key(raw)
         except UnicodeDecodeError:
             name = ""
         if is_key(name):
@@ -74,12 +74,12 @@ class EtcdKeys:
         """Return the ranges of raw keys below a prefix, without the prefix itself and without reserved keys."""
         if not prefix:
             return [(self.root, self.root + b"@"), (self.root + b"A", self.root[:-1] + b"0")]
-        key = self.raw_key(prefix)
+        key = self.encode_key(prefix)
         return [(key + b"/", key + b"0")]
 
     def ranges_at_or_below(self, prefix: str) -> list[KeyRange]:
         """Return the ranges of raw keys at and below a prefix."""
-        return ([single_key_range(self.raw_key(prefix))] if prefix else []) + self.ranges_below(prefix)
+        return ([single_key_range(self.encode_key(prefix))] if prefix else []) + self.ranges_below(prefix)
 
     def entry(self, kv: Any) -> Entry:
         """Return the entry for a key-value message of etcd."""
@@ -120,16 +120,16 @@ def lease_id_of_session(session_id: str) -> int:
     return lease
 
 
-def split_around(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
+def exclude_keys(key_range: KeyRange, excluded: list[bytes]) -> list[KeyRange]:
     """Split a range of keys into ranges that do not contain certain keys.
 
     Args:
-        span: The range.
-        holes: The keys to exclude, sorted.
+        key_range: The range.
+        excluded: The keys to exclude, sorted.
     """
-    start, end = span
+    start, end = key_range
     parts = []
-    for hole in holes:
+    for hole in excluded:
         if start <= hole < end:
             if start < hole:
                 parts.append((start, hole))

@@ -59,22 +59,26 @@ _MOST = 100
 class EtcdReader:
     """Reads keys and lists for one store. Thread-safe.
 
-    With ``now``, single requests, and the first of several, are sent in the calling thread.
+    With ``in_caller_thread``, single requests, and the first of several, are sent in the calling thread.
     """
 
-    def __init__(self, connection: EtcdConnection, keys: EtcdKeys, codec: EtcdCodec, *, now: bool = False) -> None:
+    def __init__(
+        self, connection: EtcdConnection, keys: EtcdKeys, codec: EtcdCodec, *, in_caller_thread: bool = False
+    ) -> None:
         self._connection = connection
         self._keys = keys
         self._codec = codec
-        self._now = now
+        self._in_caller_thread = in_caller_thread
         self._merged = {stale_ok: MergedReads(connection, codec, stale_ok=stale_ok) for stale_ok in (False, True)}
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Read a key. The future returns its entry, or None. Under load, the read is combined with others."""
-        if self._connection.survives_canceled_reads and not self._now:
+        if self._connection.survives_canceled_reads and not self._in_caller_thread:
             return self._merged[stale_ok].get(key)
         codec = self._codec
-        return self._connection.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
+        return self._connection.read(
+            "Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, in_caller_thread=self._in_caller_thread
+        )
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Read several keys, a hundred per request, with all requests in flight at the same time.
@@ -83,9 +87,12 @@ class EtcdReader:
         key.
         """
         stale_ok = stale_ok and len(keys) <= _GETS_AT_ONCE
-        now = self._now and len(keys) <= _GETS_AT_ONCE
+        in_caller_thread = self._in_caller_thread and len(keys) <= _GETS_AT_ONCE
         starts = range(0, len(keys), _GETS_AT_ONCE)
-        chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok, now=now) for at in starts]
+        chunks = [
+            self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok, in_caller_thread=in_caller_thread)
+            for at in starts
+        ]
 
         return (
             chunks[0]
@@ -101,113 +108,122 @@ class EtcdReader:
 
     def children(self, prefix: str) -> Future[list[str]]:
         """Read the names directly below a prefix, including names that only have keys below them."""
-        skip = len(prefix) + 1 if prefix else 0
+        name_offset = len(prefix) + 1 if prefix else 0
 
         def steps() -> FutureGenerator[list[str]]:
             names: dict[str, None] = {}
             for span in self._spans(prefix, None):
-                found = yield from self._walk(span, prefix)
-                names.update((key[skip:].partition("/")[0], None) for key in found)
+                found = yield from self._list_keys(span, prefix)
+                names.update((key[name_offset:].partition("/")[0], None) for key in found)
             return sorted(names)
 
         return run_generator(steps())
 
     # Private.
 
-    def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, now: bool) -> Future[list[Entry | None]]:
+    def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, in_caller_thread: bool) -> Future[list[Entry | None]]:
         what = describe_read(keys)
         if self._connection.survives_canceled_reads:
             request = self._codec.get_many(keys, stale_ok)
-            return self._connection.read("Txn", request, what, self._codec.found, now=now)
+            return self._connection.read("Txn", request, what, self._codec.found, in_caller_thread=in_caller_thread)
         apart = [self._codec.get(key, stale_ok) for key in keys]
-        now = now and len(apart) == 1
+        in_caller_thread = in_caller_thread and len(apart) == 1
         return together(
-            [self._connection.read("Range", request, what, self._codec.entry, now=now) for request in apart]
+            [
+                self._connection.read("Range", request, what, self._codec.entry, in_caller_thread=in_caller_thread)
+                for request in apart
+            ]
         )
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
         spans = self._keys.ranges_below(prefix)
         if start_after is None:
             return spans
-        after = self._keys.raw_key(start_after) + b"\0"
+        after = self._keys.encode_key(start_after) + b"\0"
         return [(max(start, after), end) for start, end in spans if after < end]
 
     def _page(
-        self, span: KeyRange, limit: int, prefix: str, *, keys_only: bool = False, now: bool = False
+        self, span: KeyRange, limit: int, prefix: str, *, keys_only: bool = False, in_caller_thread: bool = False
     ) -> Future[EtcdPage]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=limit, keys_only=keys_only)
-        return self._connection.read("Range", request, f"list {prefix!r}", self._codec.page, now=now)
+        return self._connection.read(
+            "Range", request, f"list {prefix!r}", self._codec.page, in_caller_thread=in_caller_thread
+        )
 
     def _list(
         self, spans: Sequence[KeyRange], limit: int | None, prefix: str, *, recursive: bool
     ) -> FutureGenerator[list[Entry]]:
         found: list[Entry] = []
-        skip = None if recursive else self._skip(prefix)
+        name_offset = None if recursive else self._name_offset(prefix)
         for start, end in spans:
             asked = _keys_to_request(_FIRST_PAGE, limit, len(found))
-            next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
+            next_page = (
+                self._page((start, end), asked, prefix, in_caller_thread=self._in_caller_thread) if asked else None
+            )
             while next_page is not None:
                 page = yield next_page
                 self._keys.invalid_keys.record(page.strangers())
                 next_page, deeper = None, False
-                wanted = page.count(skip)
-                asked = _keys_to_request(_next_size(page), limit, len(found) + wanted) if page.more else 0
-                rest = (_key_after_page(page.last(), skip), end) if asked else (end, end)
+                wanted = page.count(name_offset)
+                asked = _keys_to_request(_estimate_page_size(page), limit, len(found) + wanted) if page.more else 0
+                rest = (_key_after_page(page.last(), name_offset), end) if asked else (end, end)
                 if rest[0] < end:
                     deeper = wanted < page.count()
                     # on its way while this page is decoded
                     next_page = None if deeper else self._page(rest, asked, prefix)
-                found.extend(page.entries(skip))
+                found.extend(page.entries(name_offset))
                 if deeper:
                     found += yield from self._read_children_by_name(rest, limit and limit - len(found), prefix)
         return found
 
-    def _read_children_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> FutureGenerator[list[Entry]]:
+    def _read_children_by_name(
+        self, key_range: KeyRange, limit: int | None, prefix: str
+    ) -> FutureGenerator[list[Entry]]:
         """Read the entries directly below a prefix that has many deeper keys: first the names, then the values."""
-        skip = self._skip(prefix)
+        name_offset = self._name_offset(prefix)
         found: list[Entry] = []
-        names = yield from self._walk(span, prefix, limit)
-        direct = [name for name in names if self._keys.raw_key(name).find(b"/", skip) < 0]
+        names = yield from self._list_keys(key_range, prefix, limit)
+        direct = [name for name in names if self._keys.encode_key(name).find(b"/", name_offset) < 0]
         for at in range(0, len(direct), 10 * _GETS_AT_ONCE):
             entries = yield self.get_many(direct[at : at + 10 * _GETS_AT_ONCE])
             found += [entry for entry in entries if entry is not None]
         return found if limit is None else found[:limit]
 
-    def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> FutureGenerator[list[str]]:
-        """Read the raw keys in a range. In a subtree that is larger than a page, most keys are skipped.
+    def _list_keys(self, key_range: KeyRange, prefix: str, limit: int | None = None) -> FutureGenerator[list[str]]:
+        """Read the keys in a range, but only some of those in a subtree that is larger than a page.
 
         Args:
-            span: The range.
+            key_range: The range.
             prefix: The prefix of the list.
             limit: Stop after this number of keys directly below the prefix. None reads all.
         """
         found: list[str] = []
-        skip = self._skip(prefix)
+        name_offset = self._name_offset(prefix)
         direct, size = 0, _FIRST_PAGE
-        at, end = span
+        at, end = key_range
         while at < end:
-            page = yield self._page((at, end), size, prefix, keys_only=True, now=self._now)
+            page = yield self._page((at, end), size, prefix, keys_only=True, in_caller_thread=self._in_caller_thread)
             self._keys.invalid_keys.record(page.strangers())
             found.extend(page.names())
-            direct += page.count(skip)
+            direct += page.count(name_offset)
             if not page.more or (limit is not None and direct >= limit):
                 break
-            at, size = _key_after_page(page.last(), skip), min(size * 4, _LAST_NAMES)
+            at, size = _key_after_page(page.last(), name_offset), min(size * 4, _LAST_NAMES)
         return found
 
-    def _skip(self, prefix: str) -> int:
+    def _name_offset(self, prefix: str) -> int:
         """Return the index in a raw key at which the name below a prefix begins."""
-        return len(self._keys.raw_key(prefix)) + (1 if prefix else 0)
+        return len(self._keys.encode_key(prefix)) + (1 if prefix else 0)
 
 
-def _key_after_page(raw: bytes, skip: int | None) -> bytes:
+def _key_after_page(raw: bytes, name_offset: int | None) -> bytes:
     """Return the raw key at which to continue after a page: after its last key, or after the subtree of that key.
 
     Args:
         raw: The last key of the page.
-        skip: The index at which the name below the prefix begins. None does not skip subtrees.
+        name_offset: The index at which the name below the prefix begins. None does not skip subtrees.
     """
-    slash = -1 if skip is None else raw.find(b"/", skip)
+    slash = -1 if name_offset is None else raw.find(b"/", name_offset)
     return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
 
 
@@ -222,7 +238,7 @@ def _keys_to_request(size: int, limit: int | None, found: int) -> int:
     return size if limit is None else max(min(size, limit - found), 0)
 
 
-def _next_size(page: EtcdPage) -> int:
+def _estimate_page_size(page: EtcdPage) -> int:
     """Return how many entries fit into a megabyte if they have the average size of the entries on this page."""
     average = max(page.size // len(page), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
@@ -259,23 +275,23 @@ class MergedReads:
             if alone:
                 self._in_flight += 1
         if not alone:
-            return self._gather(key)
+            return self._add_to_batch(key)
         future = self._read(key, None)
-        future.add_done_callback(self._go_on)
+        future.add_done_callback(self._send_next_batch)
         return future
 
     # Private.
 
-    def _gather(self, key: str) -> Future[Entry | None]:
+    def _add_to_batch(self, key: str) -> Future[Entry | None]:
         pending = _PendingRead(key, self._connection.clock.now() + self._connection.call_timeout_s)
         with self._lock:
             self._waiting.append(pending)
             enough = len(self._waiting) >= _MOST or self._in_flight < _AT_ONCE
-            batch = self._take() if enough else []
+            batch = self._take_batch() if enough else []
         self._send(batch)
         return pending
 
-    def _take(self) -> list[_PendingRead]:
+    def _take_batch(self) -> list[_PendingRead]:
         """Remove and return the reads for the next request. The caller holds the lock."""
         batch, self._waiting = self._waiting, []
         if batch:
@@ -291,24 +307,31 @@ class MergedReads:
         future.add_done_callback(lambda done: self._ended(batch, done))
 
     def _ended(self, batch: list[_PendingRead], done: Future[list[Entry | None]]) -> None:
-        self._go_on(done)
+        self._send_next_batch(done)
         error = done.exception()
         if error is None:
             for pending, entry in zip(batch, done.result(), strict=True):
                 resolve(pending, entry)
         else:
             for pending in batch:
-                self._fail(pending, error)
+                self._fail_or_resend(pending, error)
 
-    def _go_on(self, _: Future[Any]) -> None:
+    def _send_next_batch(self, _: Future[Any]) -> None:
         """Send the collected reads, because a request has ended."""
         with self._lock:
             self._in_flight -= 1
-            batch = self._take()
+            batch = self._take_batch()
         self._send(batch)
 
-    def _fail(self, pending: _PendingRead, error: BaseException) -> None:
-        """Fail a read whose request got no answer in time. If the request was refused, send the read separately."""
+    def _fail_or_resend(self, pending: _PendingRead, error: BaseException) -> None:
+        """Handle the error of a request for several reads, for one of these reads.
+
+        If there was no answer in time, the read fails. If the server refused the request, the read is sent again alone.
+
+        Args:
+            pending: The read.
+            error: The error of the request.
+        """
         if isinstance(error, Unavailable):
             mine = Unavailable(f"could not read {pending.key!r} together with others: {error}")
             mine.__cause__ = error.__cause__
@@ -324,7 +347,12 @@ class MergedReads:
 
 
 def read_ranges(
-    connection: EtcdConnection, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
+    connection: EtcdConnection,
+    ranges: Sequence[Any],
+    what: str,
+    *,
+    deadline: float | None = None,
+    in_caller_thread: bool = False,
 ) -> Future[list[Any]]:
     """Read at most 128 ranges. The future returns the answers in order.
 
@@ -333,13 +361,19 @@ def read_ranges(
         ranges: ``RangeRequest`` messages.
         what: Description of the call with its key, for messages.
         deadline: Local clock time. None is the call timeout from now.
-        now: Send a single request in this thread.
+        in_caller_thread: Send a single request in this thread.
     """
     if not connection.survives_canceled_reads:
         return read_separately(connection, ranges, what, deadline=deadline)
     request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
     if deadline is None:
-        return connection.read("Txn", request, what, lambda answer: _ranges_of(decode_response("Txn", answer)), now=now)
+        return connection.read(
+            "Txn",
+            request,
+            what,
+            lambda answer: _ranges_of(decode_response("Txn", answer)),
+            in_caller_thread=in_caller_thread,
+        )
     return then(run_generator(connection.call("Txn", request, what, deadline)), _ranges_of)
 
 
@@ -399,7 +433,7 @@ def read_at_one_revision(
             answers = [answer, *(yield read_separately(connection, others, what, deadline=deadline))]
             return [pb.ResponseOp(response_range=each) for each in answers]
         except LatchworkError as error:
-            compacted = error.__cause__ is not None and rpc_errors.details_contain(error.__cause__, "compacted")
+            compacted = error.__cause__ is not None and rpc_errors.message_contains(error.__cause__, "compacted")
             if not compacted or connection.clock.now() >= deadline:
                 raise
 

@@ -114,15 +114,15 @@ class Stream:
         self._asked_at: float | None = None
         self._answered_ask: float | None = None
 
-    def create(self, part: WatchRange, ticket: int) -> None:
+    def create(self, part: WatchRange, request_number: int) -> None:
         """Send a request to watch a range.
 
         Args:
             part: The range.
-            ticket: The number of the request.
+            request_number: The number of the request.
         """
-        part.ticket = ticket
-        self.creating.append((part, ticket))
+        part.ticket = request_number
+        self.creating.append((part, request_number))
         start, end = part.span
         request = pb.WatchCreateRequest(key=start, range_end=end, start_revision=part.resume_at)
         self._requests.put(pb.WatchRequest(create_request=request))

@@ -80,7 +80,9 @@ class StoreWatches:
             single_key: Watch a single session-bound key, and report only its deletion.
             heartbeats: Also send ``Current`` events while nothing changes.
         """
-        spans = [single_key_range(self._keys.raw_key(prefix))] if single_key else self._keys.ranges_at_or_below(prefix)
+        spans = (
+            [single_key_range(self._keys.encode_key(prefix))] if single_key else self._keys.ranges_at_or_below(prefix)
+        )
         return self.watch_spans(spans, callback, what=f"watch {prefix!r}", single_key=single_key, heartbeats=heartbeats)
 
     def watch_spans(
@@ -120,7 +122,7 @@ class StoreWatches:
     def close(self) -> None:
         """End all watches, and refuse new ones. Idempotent."""
         self._closed = True
-        for watch in self._hub.watches_of(self._keys):
+        for watch in self._hub.list_watches_of(self._keys):
             watch.close()
 
 
@@ -151,7 +153,7 @@ class EtcdWatchHub:
         if watch.what:
             self._rights.start()
 
-    def watches_of(self, keys: EtcdKeys) -> list[EtcdWatch]:
+    def list_watches_of(self, keys: EtcdKeys) -> list[EtcdWatch]:
         """Return the watches of the store that has these keys."""
         with self._lock:
             return [watch for watch in self._watches if watch.keys is keys]
@@ -195,7 +197,7 @@ class EtcdWatchHub:
             epoch = watch.epoch
         sent_at = self._connection.clock.now()
         ranges = [pb.RangeRequest(key=part.span[0], range_end=part.span[1]) for part in watch.parts]
-        what = f"watch {watch.keys.key_of(watch.parts[0].span[0])!r}"
+        what = f"watch {watch.keys.decode_key(watch.parts[0].span[0])!r}"
         future = read_pages(self._connection, watch.codec, ranges, what)
         future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
 
@@ -331,7 +333,7 @@ class EtcdWatchHub:
         effect = rpc_errors.classify_outcome(error)
         if effect is rpc_errors.CallOutcome.STALE_TOKEN:
             self._connection.refresh_token()
-        elif rpc_errors.details_contain(error, rpc_errors.OVERSIZED_ANSWER):
+        elif rpc_errors.message_contains(error, rpc_errors.OVERSIZED_ANSWER):
             self._break_all(rpc_errors.translate_error(error, "watch"))
         elif effect is not rpc_errors.CallOutcome.REFUSED:
             self._connection.record_failure(error)
@@ -363,7 +365,7 @@ class EtcdWatchHub:
         changes: dict[str, Change] = {}
         for event in response.events:
             if event.kv.mod_revision > watch.read_at:
-                key = watch.keys.key_or_none(event.kv.key)
+                key = watch.keys.decode_key_or_none(event.kv.key)
                 if key is None:
                     continue
                 changes.pop(key, None)
@@ -390,7 +392,7 @@ class EtcdWatchHub:
                 stream.parts[response.watch_id] = part
                 part.resume_at = part.resume_at or response.header.revision + 1  # a single key, from the present
                 part.behind = max(0, response.header.revision - part.resume_at)
-                self._note_live(part.watch)
+                self._mark_live(part.watch)
         if response.canceled and current:
             self._on_range_ended(stream, part.watch, response)
         elif current and part.resumes and part.behind > _FAR_BEHIND:
@@ -402,7 +404,7 @@ class EtcdWatchHub:
         elif current and part.watch.held is not None:
             self._read(part.watch)
 
-    def _note_live(self, watch: EtcdWatch) -> None:
+    def _mark_live(self, watch: EtcdWatch) -> None:
         """Record that a watch has received all earlier events. From now on responses to progress requests count for it.
 
         An old server sends such responses earlier, too.
@@ -439,7 +441,7 @@ class EtcdWatchHub:
             return
         watch.denials += 1
         if watch.denials >= _DENIALS:
-            what = watch.keys.key_of(watch.parts[0].span[0])
+            what = watch.keys.decode_key(watch.parts[0].span[0])
             self._break(watch, PermissionDenied(f"the account may not watch {what!r}; grant it read on that prefix"))
         else:
             self._connection.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))

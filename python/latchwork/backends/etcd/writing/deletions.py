@@ -67,12 +67,12 @@ class Deletion:
                 raise self._unknown("it may still be applied") from error
             if answer.succeeded:
                 return answer
-            if not self.may_land or (self._is_undone(answer) and self._can_no_longer_apply(answer)):
-                reason = self._txn.find_failure(answer.responses[: len(self._txn.conditions)])
+            if not self.may_land or (self._was_not_applied(answer) and self._is_outdated(answer)):
+                reason = self._txn.evaluate_reads(answer.responses[: len(self._txn.conditions)])
                 if reason is not None:
                     raise reason
                 return None
-            if not self._is_undone(answer):
+            if not self._was_not_applied(answer):
                 self.may_land = False
                 raise self._unknown("it can no longer be applied")
             if self._connection.clock.now() >= deadline:
@@ -86,7 +86,7 @@ class Deletion:
             LatchworkError: There was no response, and the deletion may still be applied.
         """
         answer = yield from self._answer(self._connection.clock.now() + timeout_s)
-        if not answer.succeeded and not self._can_no_longer_apply(answer):
+        if not answer.succeeded and not self._is_outdated(answer):
             raise Unavailable(f"a delete may still be applied ({self._txn.what}); try again")
 
     # Private.
@@ -119,13 +119,17 @@ class Deletion:
         reads = answer.responses[len(self._txn.conditions) :]
         return [read.response_range.kvs[0].mod_revision if read.response_range.kvs else 0 for read in reads]
 
-    def _is_undone(self, answer: Any) -> bool:
+    def _was_not_applied(self, answer: Any) -> bool:
         """Return whether the deletion was certainly not applied, because a key is unchanged or none existed."""
         now = zip(self._seen.values(), self._current_revisions(answer), strict=True)
         return not any(self._seen.values()) or any(before == after != 0 for before, after in now)
 
-    def _can_no_longer_apply(self, answer: Any) -> bool:
-        """Return whether the deletion can no longer be applied, because one of its keys has changed."""
+    def _is_outdated(self, answer: Any) -> bool:
+        """Return whether a key has changed since it was read, so that the deletion can no longer be applied.
+
+        Args:
+            answer: The response that contains the current revisions of the keys.
+        """
         now = zip(self._seen.values(), self._current_revisions(answer), strict=True)
         if not any(self._seen.values()) or any(before not in {0, after} for before, after in now):
             return True

@@ -173,7 +173,7 @@ class WriteRecovery:
         deadline = self._connection.clock.now() + timeout_s
         try:
             response = yield from self._connection.call(
-                "Txn", slot.resolve_request(), "determine the outcome of a write", deadline
+                "Txn", slot.build_resolve_request(), "determine the outcome of a write", deadline
             )
         except SessionLost as error:
             self._slots.discard_lease(slot.lease)

@@ -17,7 +17,7 @@ from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import EtcdConnection
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.writing import requests
-from latchwork.backends.etcd.writing.plan import TxnCompiler
+from latchwork.backends.etcd.writing.compiler import TxnCompiler
 from latchwork.backends.etcd.writing.txn import CounterMoved, Txn, counter_condition
 from latchwork.backends.etcd.writing.writes import EtcdWriter
 from latchwork.backends.futures import FutureGenerator, LightFuture, reject, resolve, run_generator

@@ -50,7 +50,7 @@ def grant_lease(
     try:
         answer = yield from connection.call("LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), what, deadline)
     except LatchworkError as error:
-        if error.__cause__ is None or not rpc_errors.details_contain(error.__cause__, _OURS_ALREADY):
+        if error.__cause__ is None or not rpc_errors.message_contains(error.__cause__, _OURS_ALREADY):
             raise
         answer = yield from connection.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), what, deadline)
         if answer.TTL <= 0:  # it has run out again meanwhile
@@ -59,7 +59,7 @@ def grant_lease(
 
 
 class Slot:
-    """A key that guards one write at a time, with its last known revision (0 if it does not exist).
+    """A slot: a key that guards one write at a time, with its last known revision (0 if it does not exist).
 
     Attributes:
         write, read: The etcd operations that overwrite and read it.
@@ -74,16 +74,17 @@ class Slot:
         self.write = requests.put_operation(key, WRITTEN, lease)
         self.read = requests.read_operation(key)
 
-    def compare(self) -> requests.Compare:
-        """Return the comparison that makes a transaction fail if the slot was overwritten."""
+    def build_compare(self) -> requests.Compare:
+        """Build the comparison that makes a transaction fail if this slot key was overwritten."""
         return requests.comparison("mod_revision", self.key, self.revision)
 
-    def resolve_request(self) -> bytes:
-        """Return the transaction that finds out whether the write that this slot guards was applied. If not, it can no
-        longer be applied.
+    def build_resolve_request(self) -> bytes:
+        """Encode the transaction that finds out whether the write that this slot guards was applied.
+
+        If the write was not applied before, it cannot be applied afterwards.
         """
         settle = requests.put_operation(self.key, _SETTLED, self.lease)
-        return requests.encode_transaction([self.compare()], [settle], [self.read])
+        return requests.encode_transaction([self.build_compare()], [settle], [self.read])
 
 
 class GuardSlots:

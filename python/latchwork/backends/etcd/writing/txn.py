@@ -66,10 +66,10 @@ class Txn:
         ops = [slot.write, *self.ops]
         if self.is_flat:
             return requests.encode_transaction(
-                [slot.compare(), *self.build_compares()], ops, [slot.read, *self.build_reads()]
+                [slot.build_compare(), *self.build_compares()], ops, [slot.read, *self.build_reads()]
             )
         parts = [requests.nested_transaction(ops), *_assert_compares(keys, self.build_compares())]
-        return requests.encode_transaction([slot.compare()], parts, [slot.read])
+        return requests.encode_transaction([slot.build_compare()], parts, [slot.read])
 
     def decode_outcome(self, answer: bytes) -> tuple[int, Any] | None:
         """Decode the response to the transaction.
@@ -88,12 +88,15 @@ class Txn:
             answers = answers[0].response_txn.responses
         return response.header.revision, self.decode(answers[1:], response.header.revision)
 
-    def find_failure(self, answers: Sequence[Any]) -> LatchworkError | None:
-        """Return the error for a failed condition, or None if a retry helps. Also store the leases and counters that
-        were read.
+    def evaluate_reads(self, answers: Sequence[Any]) -> LatchworkError | None:
+        """Evaluate the reads of the compared keys, after the server has refused the transaction.
+
+        Keeps the leases and counters that were read, for the next attempt.
 
         Args:
             answers: The responses to ``build_reads``.
+        Returns:
+            The error for a condition that does not hold; None if the transaction may succeed when it is sent again.
         """
         failed: dict[ConditionKind, list[Condition]] = {}
         for condition, answer in zip(self.conditions, answers, strict=True):
@@ -108,11 +111,11 @@ class Txn:
 
     def build_compares(self) -> list[requests.Compare]:
         """Return the comparisons of the conditions."""
-        return [condition.compare() for condition in self.conditions]
+        return [condition.build_compare() for condition in self.conditions]
 
     def build_reads(self) -> list[requests.Operation]:
-        """Return the reads of the compared keys. ``find_failure`` evaluates their answers."""
-        return [condition.read() for condition in self.conditions]
+        """Return the reads of the compared keys. ``evaluate_reads`` evaluates their answers."""
+        return [condition.build_read() for condition in self.conditions]
 
 
 def _assert_compares(keys: EtcdKeys, compares: list[requests.Compare]) -> list[requests.Operation]:
@@ -138,18 +141,18 @@ def _refuse_unless_exists(absent: bytes) -> requests.Operation:
     return {"request_put": {"key": absent, "ignore_lease": True}}
 
 
-def build_tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
+def build_tree_deletion(ranges: Sequence[KeyRange], what: str) -> Txn:
     """Return the transaction that deletes all keys in some ranges. Its result is the number of deleted keys."""
     return Txn(
         [],
-        [requests.delete_operation(start, end) for start, end in spans],
+        [requests.delete_operation(start, end) for start, end in ranges],
         lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
         lambda revision: [
-            pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1) for start, end in spans
+            pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1) for start, end in ranges
         ],
         lambda answers, _: sum(answer.count for answer in answers),
         what,
-        deleted_ranges=spans,
+        deleted_ranges=ranges,
     )
 
 
@@ -208,12 +211,12 @@ class Condition:
     end: bytes = b""
     greater: bool = False
 
-    def compare(self) -> requests.Compare:
-        """Return the etcd comparison that checks this condition."""
+    def build_compare(self) -> requests.Compare:
+        """Build the etcd comparison that checks this condition."""
         return requests.comparison(self.target, self.key, self.operand, self.end, greater=self.greater)
 
-    def read(self) -> requests.Operation:
-        """Return the etcd read that returns the keys which ``holds`` needs."""
+    def build_read(self) -> requests.Operation:
+        """Build the etcd read of the keys that ``holds`` needs."""
         return (
             requests.read_operation(self.key)
             if self.kind is ConditionKind.COUNTER
@@ -235,15 +238,15 @@ def unchanged_condition(raw: bytes, revision: int, check: At) -> Condition:
     return Condition(ConditionKind.CHECK, "mod_revision", raw, revision, check)
 
 
-def absence_condition(kind: ConditionKind, span: KeyRange, subject: Any) -> Condition:
+def absence_condition(kind: ConditionKind, key_range: KeyRange, subject: Any) -> Condition:
     """Return the condition that no key exists in a range. For a single key, the end of the range is empty.
 
     Args:
         kind: The meaning if it fails.
-        span: The range.
+        key_range: The range.
         subject: The subject of the error.
     """
-    return Condition(kind, "create_revision", span[0], 0, subject, end=span[1])
+    return Condition(kind, "create_revision", key_range[0], 0, subject, end=key_range[1])
 
 
 def existence_condition(kind: ConditionKind, raw: bytes, subject: Any) -> Condition:

@@ -21,8 +21,8 @@ from latchwork.backends.etcd.connection import EtcdConnection, decode_response
 from latchwork.backends.etcd.errors import CallOutcome
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import read_at_one_revision
+from latchwork.backends.etcd.writing.compiler import EtcdCommit
 from latchwork.backends.etcd.writing.deletions import delete_on_full_server, is_possible_on_full_server
-from latchwork.backends.etcd.writing.plan import EtcdCommit
 from latchwork.backends.etcd.writing.recovery import WriteRecovery
 from latchwork.backends.etcd.writing.slots import GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
@@ -83,7 +83,12 @@ class EtcdWriter:
         self._send_s = connection.call_timeout_s * 0.6
 
     def write(
-        self, asked: Txn | EtcdCommit, rebuild: Callable[[], Txn], deadline: float | None = None, *, now: bool = False
+        self,
+        txn: Txn | EtcdCommit,
+        rebuild: Callable[[], Txn],
+        deadline: float | None = None,
+        *,
+        in_caller_thread: bool = False,
     ) -> Future[Any]:
         """Send a transaction that is applied at most once, and return a future of its result.
 
@@ -91,10 +96,10 @@ class EtcdWriter:
         be, or with ``OutcomeUnknown`` if that could not be found out within the call timeout.
 
         Args:
-            asked: The transaction.
+            txn: The transaction.
             rebuild: Builds the transaction again for another attempt.
             deadline: Local clock time. None is the call timeout from now.
-            now: Send it in this thread.
+            in_caller_thread: Whether to send it in the calling thread.
         """
         connection = self._connection
         deadline = deadline or connection.clock.now() + connection.call_timeout_s
@@ -104,15 +109,17 @@ class EtcdWriter:
             else None
         )
         if slot is None:
-            return run_generator(self._send_until_answered(asked.as_txn(), rebuild, deadline))
+            return run_generator(self._send_until_answered(txn.as_txn(), rebuild, deadline))
         try:
-            request = asked.encode_request(self._keys, slot)
+            request = txn.encode_request(self._keys, slot)
         except BaseException:
             self.slots.return_slot(slot)
             raise
-        outcome = _Write(self, asked, rebuild, slot, deadline)
+        outcome = _Write(self, txn, rebuild, slot, deadline)
         try:
-            rpc = connection.send("Txn", request, connection.attempt_timeout_s(self._send_s), now=now)
+            rpc = connection.send(
+                "Txn", request, connection.attempt_timeout_s(self._send_s), in_caller_thread=in_caller_thread
+            )
             rpc.add_done_callback(outcome.answered)
         except Closed as error:
             reject(outcome, error)
@@ -144,7 +151,7 @@ class EtcdWriter:
         same time.
         """
         answers = yield from read_at_one_revision(self._connection, txn.build_reads(), txn.what, deadline)
-        error = txn.find_failure(answers)
+        error = txn.evaluate_reads(answers)
         if error is not None:
             raise error
 
@@ -220,7 +227,7 @@ class EtcdWriter:
             _log.warning("guard %s was changed by another client; using another one", slot.key.decode())
             self.slots.discard_lease(slot.lease)
         if txn.is_flat:
-            error = txn.find_failure(answers[1:])
+            error = txn.evaluate_reads(answers[1:])
             if error is not None:
                 raise error
 
@@ -229,7 +236,7 @@ class EtcdWriter:
         if effect is CallOutcome.UNKNOWN:
             self._connection.record_failure(error)
             return (yield from self._resolve(error, txn, slot, deadline))
-        if rpc_errors.details_contain(error, "space exceeded"):
+        if rpc_errors.message_contains(error, "space exceeded"):
             return (yield from self._handle_full_server(error, txn, slot, deadline))
         self.slots.return_slot(slot)
         if effect is CallOutcome.NEVER_SENT:
@@ -238,9 +245,9 @@ class EtcdWriter:
         elif effect is CallOutcome.STALE_TOKEN:
             self._require_time(txn, deadline, error)
             yield self._connection.refresh_token(deadline)
-        elif rpc_errors.details_contain(error, "lease not found"):
+        elif rpc_errors.message_contains(error, "lease not found"):
             yield from self._find_lost_lease(error, txn, slot.lease, deadline)
-        elif not txn.is_flat and rpc_errors.details_contain(error, "key not found"):
+        elif not txn.is_flat and rpc_errors.message_contains(error, "key not found"):
             self._require_time(txn, deadline)
             yield from self.raise_failed_check(
                 txn, deadline

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.etcd.channel import tls_files
+from latchwork.backends.etcd.channel import read_tls_files
 from latchwork.backends.etcd.connection import EtcdConnection
 from latchwork.backends.etcd.watching.watches import EtcdWatchHub
 from latchwork.backends.timer import Timer
@@ -82,15 +82,15 @@ def acquire(url: StoreURL, clock: Clock, client: Any = None) -> SharedConnection
         clock: The local clock.
         client: A client of python-etcd3 whose channel is used, or None.
     """
-    tls = tls_files(url)
+    tls = read_tls_files(url)
     if client is not None:
         return SharedConnection(url, clock, tls, None, client)
     contents = tuple(sorted(tls.items()))
     key = (url.hosts, url.user, url.password, contents, url.connect_timeout_s, url.call_timeout_s, clock)
-    found = _join(key)
+    found = _share_connection(key)
     if found is None:
         new = SharedConnection(url, clock, tls, key)  # without the lock, because looking up a host may take long
-        found = _join(key, new) or new
+        found = _share_connection(key, new) or new
         if found is not new:
             new.close(0.0)
     return found
@@ -112,7 +112,7 @@ def release(connection: SharedConnection, join_s: float) -> None:
         connection.close(join_s)
 
 
-def _join(key: Hashable, new: SharedConnection | None = None) -> SharedConnection | None:
+def _share_connection(key: Hashable, new: SharedConnection | None = None) -> SharedConnection | None:
     """Return the connection to use, with one more user, or None if ``new`` must be used.
 
     Args:

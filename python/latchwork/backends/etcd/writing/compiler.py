@@ -20,7 +20,7 @@ from typing import Any
 from latchwork._core import EtcdCodec
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.layout import EtcdKeys, lease_id_of_session, session_id_of_lease, split_around
+from latchwork.backends.etcd.layout import EtcdKeys, exclude_keys, lease_id_of_session, session_id_of_lease
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import (
@@ -65,12 +65,12 @@ class EtcdCommit:
     __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
 
     def __init__(
-        self, compiler: TxnCompiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: set[str]
+        self, compiler: TxnCompiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended_sessions: set[str]
     ) -> None:
         self._compiler = compiler
         self._checks = checks
         self._ops = ops
-        self._ended = ended
+        self._ended = ended_sessions
         self._txn: Txn | None = None
 
     def as_txn(self) -> Txn:
@@ -85,8 +85,8 @@ class EtcdCommit:
 
     def rebuild(self) -> Txn:
         """Return the transaction for another attempt. It uses the lease IDs of keys that the last attempt has read."""
-        learned = self.as_txn().learned
-        self._txn = self._compiler.compile_commit(self._checks, self._ops, self._ended, learned)
+        known_leases = self.as_txn().learned
+        self._txn = self._compiler.compile_commit(self._checks, self._ops, self._ended, known_leases)
         return self._txn
 
     def encode_request(self, keys: EtcdKeys, slot: Slot) -> bytes:
@@ -127,38 +127,38 @@ class TxnCompiler:
         self,
         checks: Sequence[SimpleCheck],
         ops: Sequence[Op],
-        ended: Collection[str],
-        learned: dict[bytes, int] | None = None,
+        ended_sessions: Collection[str],
+        known_leases: dict[bytes, int] | None = None,
     ) -> Txn:
         """Build the etcd transaction for checks and operations.
 
         Args:
             checks: The checks, without fences.
             ops: The operations, each key at most once.
-            ended: IDs of the sessions that were closed by this store.
-            learned: The lease IDs of keys that an earlier attempt has read.
+            ended_sessions: IDs of the sessions that were closed by this store.
+            known_leases: The lease IDs of keys that an earlier attempt has read.
 
         Raises:
             SessionLost: The session of an operation was closed by this store.
         """
-        learned = {} if learned is None else learned
+        known_leases = {} if known_leases is None else known_leases
         conditions = [self._check(check) for check in checks]
         if ops:
-            conditions += self._write_conditions(checks, ops, ended, learned)
+            conditions += self._write_conditions(checks, ops, ended_sessions, known_leases)
         paired = len(ops) + sum(isinstance(op, Put) for op in ops) <= PAIRED_LIMIT
-        specs = [self._operation(op, learned, paired=paired) for op in ops]
+        specs = [self._operation(op, known_leases, paired=paired) for op in ops]
         return Txn(
             conditions,
             [request for spec in specs for request in spec.requests],
-            lambda answers, revision: _committed(specs, _facts_of_operations(specs, answers), revision),
+            lambda answers, revision: _committed(specs, _decode_op_results(specs, answers), revision),
             lambda revision: [spec.recall(revision) for spec in specs],
             lambda answers, revision: _committed(specs, [_recalled(answer) for answer in answers], revision),
             describe_transaction(checks, ops),
-            learned,
+            known_leases,
             [spec.raw for spec in specs] if all(isinstance(op, Delete) for op in ops) else None,
         )
 
-    def compile_create_ordered_key(self, key_prefix: str, create: Create, ended: Collection[str]) -> Txn:
+    def compile_create_ordered_key(self, key_prefix: str, create: Create, ended_sessions: Collection[str]) -> Txn:
         """Return the transaction that creates a key and reads the older keys with the same key prefix.
 
         Its result is an ``OrderedKey``.
@@ -166,12 +166,12 @@ class TxnCompiler:
         Args:
             key_prefix: The parent and the beginning of the names.
             create: The creation of the key.
-            ended: IDs of the sessions that were closed by this store.
+            ended_sessions: IDs of the sessions that were closed by this store.
         Raises:
             SessionLost: The session was closed by this store.
         """
-        txn = self.compile_commit((), (create,), ended)
-        txn.ops.append(_read_oldest(self._keys.raw_key(key_prefix)))
+        txn = self.compile_commit((), (create,), ended_sessions)
+        txn.ops.append(_read_oldest(self._keys.encode_key(key_prefix)))
         decode, recalled = txn.decode, txn.decode_recall
         txn.decode = lambda answers, revision: OrderedKey(
             decode(answers[:-1], revision).entries[0], self._older(key_prefix, answers[-1].response_range, revision)
@@ -184,7 +184,7 @@ class TxnCompiler:
     def _older(self, key_prefix: str, found: Any, revision: int) -> tuple[str, ...] | None:
         if found.more:
             return None
-        start = len(self._keys.raw_key(key_prefix[: key_prefix.rfind("/") + 1]))
+        start = len(self._keys.encode_key(key_prefix[: key_prefix.rfind("/") + 1]))
         names = (kv.key[start:].decode(errors="replace") for kv in found.kvs if kv.create_revision < revision)
         return tuple(name for name in names if "/" not in name)
 
@@ -192,15 +192,19 @@ class TxnCompiler:
         if isinstance(check, At):
             check_version(check.version, VersionKey)
             assert isinstance(check.version, VersionKey)
-            return unchanged_condition(self._keys.raw_key(check.key), check.version.token, check)
+            return unchanged_condition(self._keys.encode_key(check.key), check.version.token, check)
         if isinstance(check, Absent):
-            return absence_condition(ConditionKind.CHECK, (self._keys.raw_key(check.key), b""), check)
+            return absence_condition(ConditionKind.CHECK, (self._keys.encode_key(check.key), b""), check)
         if isinstance(check, Exists):
-            return existence_condition(ConditionKind.CHECK, self._keys.raw_key(check.key), check)
+            return existence_condition(ConditionKind.CHECK, self._keys.encode_key(check.key), check)
         return existence_condition(ConditionKind.CHECK, self._keys.session_key(check.session_id), check)
 
     def _write_conditions(
-        self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
+        self,
+        checks: Sequence[SimpleCheck],
+        ops: Sequence[Op],
+        ended_sessions: Collection[str],
+        known_leases: dict[bytes, int],
     ) -> list[Condition]:
         """Return the conditions under which the operations are allowed: on created keys, sessions, owners, and keys
         that must not have children.
@@ -208,8 +212,8 @@ class TxnCompiler:
         Args:
             checks: The checks of the transaction.
             ops: The operations.
-            ended: IDs of the sessions that were closed by this store.
-            learned: The lease IDs of keys that an earlier attempt has read.
+            ended_sessions: IDs of the sessions that were closed by this store.
+            known_leases: The lease IDs of keys that an earlier attempt has read.
         """
         conditions: list[Condition] = []
         sessions: dict[str, None] = {}
@@ -223,12 +227,12 @@ class TxnCompiler:
                 sessions.setdefault(op.session.id)
                 bound.append(op.key)
             if isinstance(op, Create):
-                conditions.append(absence_condition(ConditionKind.CHECK, (self._keys.raw_key(op.key), b""), op))
+                conditions.append(absence_condition(ConditionKind.CHECK, (self._keys.encode_key(op.key), b""), op))
             elif op.session is None:
-                raw = self._keys.raw_key(op.key)
-                conditions.append(ownership_condition(ConditionKind.OWNER, raw, learned.get(raw, 0), raw))
+                raw = self._keys.encode_key(op.key)
+                conditions.append(ownership_condition(ConditionKind.OWNER, raw, known_leases.get(raw, 0), raw))
         for session_id in sessions:
-            if session_id in ended:
+            if session_id in ended_sessions:
                 raise SessionLost(f"session {session_id} was closed here; use a new session")
             lease_id_of_session(session_id)
             conditions.append(
@@ -270,46 +274,46 @@ class TxnCompiler:
         found = self._parents.get(parent)
         if found is None:
             found = tuple(accumulate(parent.split("/"), "{}/{}".format))
-            _remember(self._parents, parent, found)
+            _add_to_cache(self._parents, parent, found)
         return found
 
     def _unbound(self, key: str) -> tuple[Condition, ...]:
         found = self._rooted.get(key)
         if found is None:
-            found = (ownership_condition(ConditionKind.LEAF, self._keys.raw_key(key), 0, key),)
-            _remember(self._rooted, key, found)
+            found = (ownership_condition(ConditionKind.LEAF, self._keys.encode_key(key), 0, key),)
+            _add_to_cache(self._rooted, key, found)
         return found
 
     def _require_childless(self, key: str, deleted: list[str]) -> list[Condition]:
-        holes = sorted(self._keys.raw_key(gone) for gone in deleted if gone.startswith(key + "/"))
+        holes = sorted(self._keys.encode_key(gone) for gone in deleted if gone.startswith(key + "/"))
         return [
             absence_condition(ConditionKind.LEAF, span, key)
-            for span in split_around(self._keys.ranges_below(key)[0], holes)
+            for span in exclude_keys(self._keys.ranges_below(key)[0], holes)
         ]
 
-    def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
+    def _operation(self, op: Op, known_leases: dict[bytes, int], *, paired: bool) -> _CompiledOp:
         """Return the etcd operations for an operation of the caller.
 
         A put is followed by a read that returns when the key was created.
 
         Args:
             op: The operation.
-            learned: The lease IDs of keys that an earlier attempt has read.
+            known_leases: The lease IDs of keys that an earlier attempt has read.
             paired: Whether a put is followed by that read.
         """
-        raw = self._keys.raw_key(op.key)
+        raw = self._keys.encode_key(op.key)
         if isinstance(op, Delete):
-            return _Spec(op, raw, (requests.delete_operation(raw),), 0)
-        lease = lease_id_of_session(op.session.id) if op.session is not None else learned.get(raw, 0)
+            return _CompiledOp(op, raw, (requests.delete_operation(raw),), 0)
+        lease = lease_id_of_session(op.session.id) if op.session is not None else known_leases.get(raw, 0)
         write = requests.put_operation(raw, op.value, lease)
         if isinstance(op, Create):
-            return _Spec(op, raw, (write,), lease)
+            return _CompiledOp(op, raw, (write,), lease)
         both = (write, requests.read_without_value(raw))
-        return _Spec(op, raw, both if paired else (requests.nested_transaction(both),), lease)
+        return _CompiledOp(op, raw, both if paired else (requests.nested_transaction(both),), lease)
 
 
 @dataclass(slots=True)
-class _Spec:
+class _CompiledOp:
     """One operation of the caller, and the etcd operations that execute it."""
 
     op: Op
@@ -328,7 +332,7 @@ class _Spec:
         return pb.RangeRequest(key=self.raw, keys_only=True, revision=at)
 
 
-def _facts_of_operations(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
+def _decode_op_results(specs: Sequence[_CompiledOp], answers: Sequence[Any]) -> list[tuple[int, int]]:
     """Return two numbers per operation: the revision at which its key was created (0 for this transaction), and the
     number of deleted keys.
     """
@@ -359,7 +363,7 @@ def _recalled(answer: Any) -> tuple[int, int]:
     return (kvs[0].create_revision if kvs else 0), len(kvs)
 
 
-def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revision: int) -> Committed:
+def _committed(specs: Sequence[_CompiledOp], facts: Sequence[tuple[int, int]], revision: int) -> Committed:
     entries = []
     deleted = []
     for spec, (created, count) in zip(specs, facts, strict=True):
@@ -373,14 +377,14 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
     return Committed(revision if entries or deleted else 0, tuple(entries), tuple(deleted))
 
 
-def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
-    """Store a value in a cache of limited size. Needs no lock, because a value that is lost is computed again.
+def _add_to_cache(cache: dict[str, Any], key: str, value: Any) -> None:
+    """Store a value in a cache of limited size. Needs no lock: a value that another thread removes is computed again.
 
     Args:
         cache: The cache.
-        name: The key in the cache.
+        key: The key in the cache.
         value: The value.
     """
     if len(cache) >= 4096:
         cache.clear()
-    cache[name] = value
+    cache[key] = value
