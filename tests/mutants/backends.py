@@ -34,7 +34,7 @@ DEFECTS = (
         "settling a write does not keep it from landing later",
         "backends/etcd/writing/slots.py",
         "[self.build_compare()], [settle], [self.read])",
-        "[self.compare()], [self.read], [self.read])",
+        "[self.build_compare()], [self.read], [self.read])",
         id_of(
             "backends/etcd/unknown_writes",
             "write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_store_is_final",
