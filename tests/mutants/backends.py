@@ -99,8 +99,8 @@ DEFECTS = (
         "ZooKeeper",
         "later writes are sent before an earlier one is settled",
         "backends/zookeeper/connection.py",
-        "            waiting = self._settling if self._unsettled else self._outbox\n",
-        "            waiting = self._settling if self._settling else self._outbox\n",
+        "            waiting = self._outcome_requests if self._unknown_writes else self._outbox\n",
+        "            waiting = self._outcome_requests if self._outcome_requests else self._outbox\n",
         id_of("backends/zookeeper/connection", "only_what_settles_is_sent_until_everything_is_settled"),
     ),
     Defect(
@@ -119,7 +119,8 @@ DEFECTS = (
         "ZooKeeper",
         "a conflict is decided from cached state",
         "backends/zookeeper/writing/compiler.py",
-        "        if not self.known.fresh:\n            raise NeedStates\n        raise Conflict(message, [failed])\n",
+        "        if not self.known.fresh:\n            raise MissingStates\n"
+        "        raise Conflict(message, [failed])\n",
         "        raise Conflict(message, [failed])\n",
         id_of("backends/zookeeper/versions", "what_is_remembered_of_a_key_is_no_verdict"),
     ),
@@ -128,7 +129,7 @@ DEFECTS = (
         "a deletion does not bump the guard of its key",
         "backends/zookeeper/writing/compiler.py",
         "            pinned = 0  # a znode of version 0 is a key, whichever: no guard is needed\n"
-        "        self._bump(key)\n",
+        "        self._mark_bucket_changed(key)\n",
         "            pinned = 0\n",
         id_of(
             "backends/zookeeper/versions",
@@ -156,8 +157,9 @@ DEFECTS = (
         "ZooKeeper",
         "a renewal counts from its answer",
         "backends/zookeeper/sessions.py",
-        "            raise code_error(error, what=what, key=self._marker)\n        return call.sent_at\n",
-        "            raise code_error(error, what=what, key=self._marker)\n        return self._settings.clock.now()\n",
+        "            raise refusal_error(error, what=what, key=self._marker)\n        return call.sent_at\n",
+        "            raise refusal_error(error, what=what, key=self._marker)\n"
+        "        return self._settings.clock.now()\n",
         id_of("backends/zookeeper/sessions", "a_renewal_counts_from_its_very_send"),
     ),
     Defect(

@@ -55,11 +55,9 @@ def connection():
 READS = {
     "get": lambda reader, *through: reader.get(through[0], "a/k", through[1], stale_ok=False),
     "get_many": lambda reader, *through: reader.get_many(through[0], ["a/k", "b"], through[1]),
-    "level": lambda reader, *through: Lister(reader).read_level(through[0], "a", None, None, through[1]),
-    "subtree": lambda reader, *through: Lister(reader).read_subtree_part(through[0], "a", None, None, through[1]),
-    "part of a subtree": lambda reader, *through: Lister(reader).read_subtree_part(
-        through[0], "a", 5, "a/b", through[1]
-    ),
+    "level": lambda reader, *through: Lister(reader).list_direct_entries(through[0], "a", None, None, through[1]),
+    "subtree": lambda reader, *through: Lister(reader).list_subtree(through[0], "a", None, None, through[1]),
+    "part of a subtree": lambda reader, *through: Lister(reader).list_subtree(through[0], "a", 5, "a/b", through[1]),
     "children": lambda reader, *through: Lister(reader).children(through[0], "a", through[1]),
     "states": lambda reader, *through: read_states(reader, through[0], ["a/k"], through[1]),
 }
@@ -68,7 +66,7 @@ READS = {
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_linearizable_read_begins_with_a_barrier(connection, read):
     run_generator(read(ZooKeeperReader(ZnodeLayout("r")), connection, connection.deadline()))
-    barrier, *reads = connection.take(ALL)
+    barrier, *reads = connection.take_requests(ALL)
     assert barrier.payload == BARRIER
     assert reads, "it costs no round trip of its own"
 
@@ -76,7 +74,7 @@ def test_a_linearizable_read_begins_with_a_barrier(connection, read):
 @pytest.mark.parametrize("read", [READS["level"], READS["subtree"], READS["children"]])
 def test_names_do_not_count_if_the_barrier_before_them_was_not_answered(connection, read):
     names = run_generator(read(ZooKeeperReader(ZnodeLayout("r")), connection, connection.deadline()))
-    barrier, asked = connection.take(ALL)
+    barrier, asked = connection.take_requests(ALL)
     barrier.set_exception(ConnectionLoss())
     asked.answer(Reply(NO_NODE, 50, b""))  # by a server that has not seen the latest writes, perhaps
     with pytest.raises(NoReply):
@@ -85,20 +83,20 @@ def test_names_do_not_count_if_the_barrier_before_them_was_not_answered(connecti
 
 def test_a_read_is_believed_only_behind_a_barrier_of_its_own_connection(connection):
     read = connection.read(GET_DATA, b"")
-    (barrier,) = connection.take(1)
+    (barrier,) = connection.take_requests(1)
     barrier.answer(Reply(OK, 50, b""))
     connection.on_disconnected()
     up(connection)
-    assert connection.take(ALL) == [read]
+    assert connection.take_requests(ALL) == [read]
     assert not read.linearizable, "its barrier was answered by another server, perhaps"
 
 
 def test_a_read_whose_barrier_failed_is_not_believed(connection):
     read = connection.read(GET_DATA, b"")
-    barrier, _ = connection.take(ALL)
+    barrier, _ = connection.take_requests(ALL)
     barrier.set_exception(ConnectionLoss())
     assert not read.linearizable
     again = connection.read(GET_DATA, b"")
-    barrier, _ = connection.take(ALL)
+    barrier, _ = connection.take_requests(ALL)
     barrier.answer(Reply(OK, 50, b""))
     assert again.linearizable

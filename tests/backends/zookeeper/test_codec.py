@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latchwork._core import ZooKeeperCodec
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.layout import BUCKETS, Version, ZnodeLayout, bucket_of, read_entry
+from latchwork.backends.zookeeper.layout import BUCKETS, Version, ZnodeLayout, decode_entry, get_bucket
 from latchwork.types import Entry
 
 LAYOUT = ZnodeLayout("ro/ot")
@@ -53,7 +53,7 @@ def test_entries_are_those_that_python_decodes(asked, start, gen):
             expected.append(None)
             refused += [(at, found)] if found not in {wire.OK, wire.NO_NODE} else []
         else:
-            expected.append(read_entry(key, found, gens[bucket_of(key)]))
+            expected.append(decode_entry(key, found, gens[get_bucket(key)]))
             parents += [at] if found.data and found.stat.children else []
     entries, with_children, first = CODEC.entries(body, keys, start, gens)
     assert entries == expected

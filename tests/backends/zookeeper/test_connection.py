@@ -61,7 +61,7 @@ def lose(connection, *calls):
 
 
 def answer_settling(connection, number, error=wire.OK):
-    barrier, read = connection.take(10**6)
+    barrier, read = connection.take_requests(10**6)
     assert wire.encode_path_request(COUNTER_PATH) == read.payload
     barrier.answer(Reply(wire.OK, 50, b""))
     data = struct.pack("!q", number)
@@ -71,55 +71,55 @@ def answer_settling(connection, number, error=wire.OK):
 
 def test_only_what_settles_is_sent_until_everything_is_settled(connection):
     lost = write(connection, "a")
-    assert connection.take(10**6) == [lost]
+    assert connection.take_requests(10**6) == [lost]
     newer = write(connection, "b")
     lose(connection, lost)
     read = connection.read(wire.GET_DATA, b"")
-    settling = connection.take(10**6)
+    settling = connection.take_requests(10**6)
     assert newer not in settling
     assert len(settling) == 2
     write(connection, "c")
-    assert connection.take(10**6) == []
+    assert connection.take_requests(10**6) == []
     settling[0].answer(Reply(wire.OK, 50, b""))
     settling[1].answer(Reply(wire.OK, 50, wire.encode_bytes(b"") + bytes(80)))
-    sent = connection.take(10**6)
+    sent = connection.take_requests(10**6)
     assert sent[:2] == [lost, newer]
     assert read in sent
 
 
 def test_a_write_counter_of_its_own_number_means_applied_then_and_there(connection):
     lost = write(connection, "a")
-    connection.take(10**6)
+    connection.take_requests(10**6)
     lose(connection, lost)
     answer_settling(connection, 1)
-    assert lost.result(0) == Reply(wire.OK, 42, b"", settled=True)
-    assert connection.take(10**6) == []
+    assert lost.result(0) == Reply(wire.OK, 42, b"", resolved=True)
+    assert connection.take_requests(10**6) == []
 
 
 def test_a_lower_number_sends_it_again_and_a_higher_one_leaves_it_unknown(connection):
     first, second, third = (write(connection, name) for name in "abc")
-    connection.take(10**6)
+    connection.take_requests(10**6)
     lose(connection, first, second, third)
     answer_settling(connection, 2)
     assert first.exception(0).sent
-    assert second.result(0).settled
+    assert second.result(0).resolved
     assert not third.done()
-    assert connection.take(10**6) == [third]
+    assert connection.take_requests(10**6) == [third]
 
 
 def test_a_second_cut_while_settling_settles_all_again(connection):
     lost = write(connection, "a")
-    connection.take(10**6)
+    connection.take_requests(10**6)
     lose(connection, lost)
-    lose(connection, *connection.take(10**6))
+    lose(connection, *connection.take_requests(10**6))
     assert not lost.done()
     answer_settling(connection, 1)
-    assert lost.result(0).settled
+    assert lost.result(0).resolved
 
 
 def test_without_the_write_counter_nothing_is_known(connection):
     lost = write(connection, "a")
-    connection.take(10**6)
+    connection.take_requests(10**6)
     lose(connection, lost)
     answer_settling(connection, 1, wire.NO_NODE)
     assert isinstance(lost.exception(0), NoReply)
@@ -128,7 +128,7 @@ def test_without_the_write_counter_nothing_is_known(connection):
 
 def test_an_expired_session_leaves_sent_writes_unknown_and_unsent_reads_waiting(connection):
     lost, waiting = write(connection, "a"), None
-    connection.take(10**6)
+    connection.take_requests(10**6)
     lost.set_exception(ConnectionLoss())
     waiting = connection.call(wire.GET_DATA, b"")
     assert not connection.on_session_expired()

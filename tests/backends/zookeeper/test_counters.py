@@ -9,7 +9,7 @@ import pytest
 from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, Version, Znode, ZnodeLayout
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.writing import sequences
-from latchwork.backends.zookeeper.writing.compiler import KnownStates, NeedStates, compile_plan
+from latchwork.backends.zookeeper.writing.compiler import KnownStates, MissingStates, compile_plan
 from latchwork.errors import QuotaExceeded, Unavailable
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 
@@ -111,7 +111,7 @@ def test_the_version_that_the_server_takes_for_any_is_not_checked_for():
     for ops in ([Put("k", b"")], [Delete("k")], [Put("other", b"")]):
         with pytest.raises(Unavailable, match=r"'k' has been written 4,294,967,295 times.*put it once without a check"):
             compiled([At.of("k", node.version)], ops, k=node)
-        with pytest.raises(NeedStates):
+        with pytest.raises(MissingStates):
             compiled([At.of("k", node.version)], ops, fresh=False, k=node)
     with pytest.raises(Unavailable):
         compiled([Absent("k")], [Put("other", b"")], k=Znode(True, None, ANY, 1, 7))
@@ -124,7 +124,7 @@ def test_a_write_without_a_check_leaves_that_version_behind(ops):
 
 
 def test_a_guard_at_that_version_is_read_again():
-    with pytest.raises(NeedStates):
+    with pytest.raises(MissingStates):
         compiled([At.of("k", key(3, ANY).version)], [Put("k", b"")], k=key(3, ANY))
 
 
@@ -144,7 +144,7 @@ def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
         return KnownStates(nodes, known.gone, fresh=True)
 
     monkeypatch.setitem(backend._writer._read_states.__func__.__globals__, "read_states", read_states)
-    backend._writer.memory.discard(["k"])
+    backend._writer.version_cache.discard(["k"])
     again = result(backend.commit([At(entry), Absent("other")], [Put("k", b"2")])).entries[0]
     assert again.value == b"2"
     if reads:

@@ -60,7 +60,7 @@ class Stage:
         return self.hub.watch("q/a", self.told.append, siblings=siblings)
 
     def asked(self):
-        return self.connection.take(10**6)
+        return self.connection.take_requests(10**6)
 
     def event(self, kind):
         self.hub.on_event(kind, PATH)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from latchwork.backends.zookeeper.layout import bucket_of
+from latchwork.backends.zookeeper.layout import get_bucket
 from latchwork.backends.zookeeper.writing import states, writes
 from latchwork.backends.zookeeper.writing.states import ParentCache, RecentValueCache
 from latchwork.errors import Conflict, InvalidKey
@@ -178,7 +178,7 @@ def test_a_key_taken_for_new_that_another_store_has_put_is_overwritten(backend, 
 def test_a_version_that_is_checked_again_and_again_is_read_once_for_each_deletion_in_its_bucket(backend, readings):
     """A deletion of another key moves the bucket's guard: what was read of it since then is remembered."""
     entry = backend.commit([], [Put("lasting", b"")]).result(WAIT_S).entries[0]
-    near = next(f"n{n}" for n in range(10_000) if bucket_of(f"n{n}") == bucket_of("lasting"))
+    near = next(f"n{n}" for n in range(10_000) if get_bucket(f"n{n}") == get_bucket("lasting"))
     create(backend, near)
     backend.commit([], [Delete(near)]).result(WAIT_S)
     del readings[:]

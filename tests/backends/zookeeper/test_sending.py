@@ -15,14 +15,14 @@ def senders(monkeypatch):
     """Has the threads noted that take requests of a backend from its outbox to send them."""
 
     def note(backend):
-        threads, take = [], backend._main.take
+        threads, take = [], backend._main.take_requests
 
         def noted(most_bytes):
             batch = take(most_bytes)
             threads.extend([threading.current_thread().name] * bool(batch))
             return batch
 
-        monkeypatch.setattr(backend._main, "take", noted)
+        monkeypatch.setattr(backend._main, "take_requests", noted)
         return threads
 
     return note
@@ -111,7 +111,7 @@ def test_what_an_interrupted_sender_had_taken_and_not_sent_is_sent_by_the_next_c
     def interrupted():
         sends.append(threading.current_thread())
         if len(sends) == 1:
-            loop._owner.take(10**6)
+            loop._owner.take_requests(10**6)
             raise KeyboardInterrupt
         return next_batch()
 

@@ -131,8 +131,8 @@ def test_versions_of_a_settled_write_still_check(backend):
     """An entry whose dataVersion was lost with the reply is compared by a fresh read."""
     entry = put(backend, "k")
     known = entry.version
-    settled = At.of("k", Version(known.mzxid, -1, -1, known.created, None, born=False))
-    assert result(backend.commit([settled], [Put("k", b"2")])).entries[0].created == entry.created
+    resolved = At.of("k", Version(known.mzxid, -1, -1, known.created, None, born=False))
+    assert result(backend.commit([resolved], [Put("k", b"2")])).entries[0].created == entry.created
 
 
 def test_increments_are_never_lost_while_others_delete_and_recreate(connect):  # noqa: C901 - one story

@@ -23,7 +23,7 @@ from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.versions import parse_server_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import SPEC, wire
 from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing, no_reply_error, session_lost
+from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing, no_reply_error, session_lost_error
 from latchwork.backends.zookeeper.layout import ZnodeLayout
 from latchwork.backends.zookeeper.reads import Lister, ZooKeeperReader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
@@ -101,7 +101,7 @@ class ZooKeeperBackend(Backend):
 
     def _get(self, key: str, deadline: float, *, stale_ok: bool) -> FutureGenerator[Entry | None]:
         entry = yield from self._reader.get(self._main, key, deadline, stale_ok=stale_ok)
-        self._writer.memory.record(entry)
+        self._writer.version_cache.record(entry)
         return entry
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
@@ -118,8 +118,8 @@ class ZooKeeperBackend(Backend):
 
         ``stale_ok`` has no effect on the read of a whole subtree.
         """
-        level = partial(self._lister.read_level, stale_ok=stale_ok)
-        steps = self._lister.read_subtree_part if recursive else level
+        level = partial(self._lister.list_direct_entries, stale_ok=stale_ok)
+        steps = self._lister.list_subtree if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
@@ -156,7 +156,7 @@ class ZooKeeperBackend(Backend):
         return self._write(
             session,
             f"create {key!r} with a suffix",
-            lambda task: create_sequential(self._reader, self._writer.memory, task, key, value),
+            lambda task: create_sequential(self._reader, self._writer.version_cache, task, key, value),
         )
 
     def create_ordered_key(
@@ -170,7 +170,7 @@ class ZooKeeperBackend(Backend):
         return self._write(
             session,
             describe_transaction((), (op,)),
-            lambda task: create_ordered_key(self._reader, self._writer.memory, task, key_prefix, op),
+            lambda task: create_ordered_key(self._reader, self._writer.version_cache, task, key_prefix, op),
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:
@@ -210,7 +210,7 @@ class ZooKeeperBackend(Backend):
         ``Backend.watch``.
         """
         if single_key:
-            return self._hub.watch_leaf(prefix, callback, siblings=siblings)
+            return self._hub.watch_single_key(prefix, callback, siblings=siblings)
         return self._hub.watch(prefix, callback, heartbeats=heartbeats)
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class ZooKeeperBackend(Backend):
             sessions = list(self._sessions.values())
         self._hub.close()
         self._sweep_last()
-        end = self._main.finish(self._clock.now() + _FAREWELL_S, discard=False)
+        end = self._main.close_session(self._clock.now() + _FAREWELL_S, discard=False)
         goodbyes: tuple[Future[Any], ...] = (*(session.close() for session in sessions), end)
         deadline = self._clock.now() + _FAREWELL_S
         for goodbye in goodbyes:
@@ -295,7 +295,8 @@ class ZooKeeperBackend(Backend):
             self._main.first_connected.result(url.connect_timeout_s)
         except (TimeoutError, NoReply) as error:
             self._closed = True
-            refused, trouble = self._main.was_refused, self._main.trouble  # not of the attempt that is cut off here
+            # not of the attempt that is cut off here
+            refused, last_error = self._main.was_authentication_refused, self._main.last_connect_error
             self._main.abandon()
             self._main.join(url.connect_timeout_s)
             self._timer.close()
@@ -306,7 +307,7 @@ class ZooKeeperBackend(Backend):
                 ) from error
             raise ConnectFailed(
                 f"no ZooKeeper server of {url.redacted()} answered within {url.connect_timeout_s:g} s"
-                f"{f' ({trouble})' if trouble else ''}; check the hosts, that the servers run, "
+                f"{f' ({last_error})' if last_error else ''}; check the hosts, that the servers run, "
                 "and the TLS options (tls_ca, tls_cert, tls_key)"
             ) from error
 
@@ -335,7 +336,7 @@ class ZooKeeperBackend(Backend):
             try:
                 result = yield from steps(deadline)
             except NoReply as no_reply:
-                if main.has_ended or not no_reply.sent or main.is_late(deadline):
+                if main.has_ended or not no_reply.sent or main.has_passed(deadline):
                     raise no_reply_error(no_reply, what=what, is_write=False, closed=self._closed) from no_reply
                 continue
             if main.zk_session == zk_session:
@@ -346,7 +347,7 @@ class ZooKeeperBackend(Backend):
         if owner is not None:
             session = self._sessions.get(owner.id)
             if session is None or session.connection.has_ended:
-                return failed(session_lost(owner.id, what))
+                return failed(session_lost_error(owner.id, what))
             connection = session.connection
         task = WriteTask(connection, connection.deadline(), None if owner is None else owner.id, what)
         return run_generator(self._write_steps(task, steps))
@@ -355,7 +356,7 @@ class ZooKeeperBackend(Backend):
         while True:
             if task.connection.counter_path is None:
                 if task.session_id is not None:
-                    raise session_lost(task.session_id, task.what)
+                    raise session_lost_error(task.session_id, task.what)
                 if self._closed:
                     raise Closed(f"{task.what}: the store was closed; open a new one")
                 yield self._ready(task)
@@ -411,7 +412,7 @@ class ZooKeeperBackend(Backend):
             self._sweep_now(keys)
 
     def _sweep_now(self, keys: Sequence[str]) -> Future[None]:
-        self._writer.memory.parents.record_emptied(keys)
+        self._writer.version_cache.parents.record_emptied(keys)
         return run_generator(remove_empty_parents(self._reader, self._main, keys, self._main.deadline()))
 
 

@@ -94,8 +94,8 @@ class ZooKeeperConnection:
         self._lock = mutex()
         self._outbox: deque[Request] = deque()
         self._outstanding: list[Request] = []
-        self._unsettled: list[Request] = []
-        self._settling: deque[Request] = deque()
+        self._unknown_writes: list[Request] = []
+        self._outcome_requests: deque[Request] = deque()
         self._barrier: Request | None = None
         self._woken = self._sweeping = self.has_ended = self._discards = False
         self._number = self._epoch = 0
@@ -121,14 +121,14 @@ class ZooKeeperConnection:
         self._kazoo.start()
 
     @property
-    def trouble(self) -> str:
+    def last_connect_error(self) -> str:
         """The reason why the last attempt to connect failed. Empty if none failed."""
-        return self._kazoo.loop.trouble
+        return self._kazoo.loop.last_connect_error
 
     @property
-    def was_refused(self) -> bool:
+    def was_authentication_refused(self) -> bool:
         """Whether the last attempt to connect failed because of the authentication."""
-        return self._kazoo.loop.was_refused
+        return self._kazoo.loop.was_authentication_refused
 
     def deadline(self) -> float:
         """Return the deadline of a call that starts now, as local clock time."""
@@ -183,7 +183,7 @@ class ZooKeeperConnection:
         self._submit(call, head=(b"".join(parts), counter_path), then=then)
         return call
 
-    def is_late(self, deadline: float) -> bool:
+    def has_passed(self, deadline: float) -> bool:
         """Return whether a deadline has passed."""
         return self._clock.now() >= deadline
 
@@ -204,7 +204,7 @@ class ZooKeeperConnection:
                     wake, sweep = not self._woken, not self._sweeping
                     self._woken = self._sweeping = True
                     if head is not None:
-                        self._stamp(call, *head)
+                        self._number_write(call, *head)
                     if barrier:
                         call.barrier = self._share_barrier(call.deadline)
                     asked = [call] if then is None else [call, then]
@@ -219,7 +219,7 @@ class ZooKeeperConnection:
         if over:
             call.set_exception(NoReply(sent=False, has_ended=True))
 
-    def _stamp(self, call: Request, head: bytes, counter_path: str) -> None:
+    def _number_write(self, call: Request, head: bytes, counter_path: str) -> None:
         self._number += 1
         call.number, call.counter_path = self._number, counter_path
         call.payload = wire.encode_multi([head, wire.encode_set_data(counter_path, _NUMBER.pack(self._number))])
@@ -236,7 +236,7 @@ class ZooKeeperConnection:
 
     # Ending.
 
-    def finish(self, deadline: float, *, discard: bool) -> Request:
+    def close_session(self, deadline: float, *, discard: bool) -> Request:
         """Close the ZooKeeper session when a server can be reached. Later requests are refused.
 
         Args:
@@ -267,22 +267,22 @@ class ZooKeeperConnection:
 
     # Called by the link, on its thread.
 
-    def take(self, most_bytes: int) -> Sequence[Request]:
+    def take_requests(self, max_bytes: int) -> Sequence[Request]:
         """Return the next requests to send, and mark them as sent.
 
         While the outcome of a write is unknown, only the requests that find it out are returned. Otherwise a later
         write could overtake an earlier one that is sent again.
 
         Args:
-            most_bytes: Maximum total size of the requests.
+            max_bytes: Maximum total size of the requests.
         """
         batch: list[Request] = []
         size = 0
         now = self._clock.now()
         with self._lock:
             self._woken = False
-            waiting = self._settling if self._unsettled else self._outbox
-            while waiting and size < most_bytes:
+            waiting = self._outcome_requests if self._unknown_writes else self._outbox
+            while waiting and size < max_bytes:
                 call = waiting[0]
                 if not call.done():
                     call.epoch, call.sent_at = self._epoch, now
@@ -314,11 +314,11 @@ class ZooKeeperConnection:
             self.handshake_at = sent_at
             if session_id != self.zk_session:
                 self.zk_session, self.opened_at, self.ttl_s = session_id, sent_at, granted_s
-            settle = self._settle_calls() if self._unsettled else []
-            self._settling = deque(settle)
+            settle = self._make_outcome_requests() if self._unknown_writes else []
+            self._outcome_requests = deque(settle)
             self._outstanding.extend(settle)
         for call in settle[1:]:
-            call.add_done_callback(self._settle)
+            call.add_done_callback(self._resolve_unknown_writes)
         self._listener.on_connected()
         with contextlib.suppress(InvalidStateError):
             self.first_connected.set_result(None)
@@ -329,7 +329,9 @@ class ZooKeeperConnection:
         interrupted.
         """
         with self._lock:
-            kept = {id(call) for calls in (self._outbox, self._unsettled, self._settling) for call in calls}
+            kept = {
+                id(call) for calls in (self._outbox, self._unknown_writes, self._outcome_requests) for call in calls
+            }
             return [call for call in self._outstanding if call.epoch and id(call) not in kept and not call.done()]
 
     def on_disconnected(self) -> None:
@@ -345,7 +347,7 @@ class ZooKeeperConnection:
         with self._lock:
             self.is_connected = False
             self.counter_path = None
-            unsettled, self._unsettled = self._unsettled, []
+            unsettled, self._unknown_writes = self._unknown_writes, []
         stop = self._listener.on_expired()
         with self._lock:
             stop = self.has_ended = self.has_ended or stop
@@ -360,7 +362,7 @@ class ZooKeeperConnection:
         with self._lock:
             self.is_connected = False
             self.has_ended = True
-            unsettled, self._unsettled = self._unsettled, []
+            unsettled, self._unknown_writes = self._unknown_writes, []
         for call in unsettled:
             call.set_exception(NoReply(sent=True, has_ended=True))
         self._fail_unsent()
@@ -389,16 +391,16 @@ class ZooKeeperConnection:
         with self._lock:
             if self.has_ended or self.counter_path != call.counter_path or call.done():
                 return False
-            self._unsettled.append(call)
+            self._unknown_writes.append(call)
             return True
 
-    def _settle_calls(self) -> list[Request]:
-        deadline = max(call.deadline for call in self._unsettled)
+    def _make_outcome_requests(self) -> list[Request]:
+        deadline = max(call.deadline for call in self._unknown_writes)
         read = Request(GET_DATA, wire.encode_path_request(self.counter_path or "/"), deadline)
         read.barrier = Request(MULTI, _BARRIER, deadline)
         return [read.barrier, read]
 
-    def _settle(self, read: Future[Reply]) -> None:
+    def _resolve_unknown_writes(self, read: Future[Reply]) -> None:
         assert isinstance(read, Request)
         if read.exception() is not None or not read.linearizable:
             return  # cut again: the next connection asks again
@@ -408,7 +410,7 @@ class ZooKeeperConnection:
         with self._lock:
             if self.counter_path is None or read.payload != wire.encode_path_request(self.counter_path):
                 found = None
-            unsettled, self._unsettled = self._unsettled, []
+            unsettled, self._unknown_writes = self._unknown_writes, []
             again = [call for call in unsettled if found is not None and call.number > reached and not call.done()]
             for call in again:
                 call.epoch = 0  # as if it had never been sent
@@ -418,7 +420,7 @@ class ZooKeeperConnection:
             call.set_exception(NoReply(sent=False, has_ended=True))
         for call in unsettled:
             if found is not None and call.number == reached:
-                call.answer(Reply(OK, found.stat.mzxid, b"", settled=True))
+                call.answer(Reply(OK, found.stat.mzxid, b"", resolved=True))
             elif found is None or call.number < reached:
                 call.set_exception(NoReply(sent=True, has_ended=False))
         self._kazoo.wake()
@@ -448,7 +450,7 @@ class ZooKeeperConnection:
             if late:
                 doomed = set(map(id, late))
                 self._outbox = deque(call for call in self._outbox if id(call) not in doomed)
-                self._unsettled = [call for call in self._unsettled if id(call) not in doomed]
+                self._unknown_writes = [call for call in self._unknown_writes if id(call) not in doomed]
                 self._woken = True
         for call, cut in cuts:
             call.set_exception(cut)

@@ -51,13 +51,13 @@ def no_reply_error(
     if is_write and no_reply.sent:
         return OutcomeUnknown(f"{what}: the connection was lost before the answer; read the key to see what happened")
     if no_reply.has_ended and session_id is not None:
-        return session_lost(session_id, what)
+        return session_lost_error(session_id, what)
     if no_reply.has_ended and closed:
         return Closed(f"{what}: the store was closed; open a new one")
     return Unavailable(f"{what}: no ZooKeeper server answered in time; nothing was changed, try again")
 
 
-def session_lost(session_id: str, what: str) -> SessionLost:
+def session_lost_error(session_id: str, what: str) -> SessionLost:
     """Return the ``SessionLost`` error for a call that uses an ended session.
 
     Args:
@@ -67,7 +67,7 @@ def session_lost(session_id: str, what: str) -> SessionLost:
     return SessionLost(f"{what}: session {session_id} has ended; stop the work it protected and open a new session")
 
 
-def code_error(code: int, *, what: str, key: str) -> LatchworkError:
+def refusal_error(code: int, *, what: str, key: str) -> LatchworkError:
     """Return latchwork's error for a request that the server refused. It had no effect.
 
     Args:
@@ -88,7 +88,7 @@ def code_error(code: int, *, what: str, key: str) -> LatchworkError:
     return Unavailable(f"{what}: the ZooKeeper server refused with error {code}; nothing was changed, try again")
 
 
-def check_found(code: object, what: str, key: str) -> None:
+def raise_for_read_error(code: object, what: str, key: str) -> None:
     """Raise an error if a read failed. A znode that does not exist is not an error.
 
     Args:
@@ -100,4 +100,4 @@ def check_found(code: object, what: str, key: str) -> None:
     """
     assert isinstance(code, int)
     if code not in {wire.NO_NODE, wire.OK}:
-        raise code_error(code, what=f"{what} {key!r}", key=key)
+        raise refusal_error(code, what=f"{what} {key!r}", key=key)

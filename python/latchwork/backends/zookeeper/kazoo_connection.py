@@ -73,7 +73,7 @@ class KazooConnection:
             **options,
         )
         self.loop = KazooLoop(self._client, owner, clock, options.get("sasl_options"), timing)
-        self._client.on_trouble = self.loop.close_to_others
+        self._client.on_trouble = self.loop.disallow_other_senders
         self._client._connection = self.loop  # noqa: SLF001 - kazoo has no other way to replace it
         self._client.add_listener(self._on_state)
         self._owner = owner

@@ -89,7 +89,7 @@ class Znode:
     is_marked: bool = False
 
 
-def known_key(version: Version) -> Znode:
+def znode_of_version(version: Version) -> Znode:
     """Return the state of a key's znode, built from a version that was read earlier. It has no known children."""
     return Znode(True, version, version.data, 0, version.gen, version.owner is not None, version.born)
 
@@ -126,7 +126,7 @@ def decode_data(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int
     return data[found.end() :], found[1].decode("ascii"), None if older is None else int(older)
 
 
-def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
+def decode_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
     """Return the entry for the data of a znode, or None if it is only a parent of other keys.
 
     Args:
@@ -144,30 +144,30 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
     return Entry(key, value, version, stat.mzxid, created, owner)
 
 
-def bucket_of(key: str) -> int:
+def get_bucket(key: str) -> int:
     """Return the number of the bucket to which a key belongs. All keys of a bucket share one guard znode."""
     return zlib.crc32(key.encode()) % BUCKETS
 
 
-def parent(key: str) -> str:
+def get_parent(key: str) -> str:
     """Return the parent of a key. "" is the root."""
     return key.rpartition("/")[0]
 
 
-def ancestors(key: str) -> list[str]:
+def list_ancestors(key: str) -> list[str]:
     """Return the parent of a key, its parent, and so on, without the root."""
     found = []
-    while key := parent(key):
+    while key := get_parent(key):
         found.append(key)
     return found
 
 
-def is_internal(name: str) -> bool:
+def is_internal_name(name: str) -> bool:
     """Return whether a name below a key is that of an internal znode: ``#born`` or ``#keep``."""
     return name[:1] == "#"
 
 
-def child_keys(key: str, names: Iterable[str]) -> list[str]:
+def build_child_keys(key: str, names: Iterable[str]) -> list[str]:
     """Return the full keys for names directly below a key."""
     return [f"{key}/{name}" for name in names] if key else list(names)
 
@@ -198,7 +198,7 @@ class ZnodeLayout:
         """Return the path of the znode that guards a key's bucket. The version of this znode grows with every deletion
         in the bucket.
         """
-        return self.guards[bucket_of(key)]
+        return self.guards[get_bucket(key)]
 
     def born_path(self, key: str) -> str:
         """Return the path of the ``#born`` node, which records when a key was created on an existing znode."""
@@ -252,7 +252,7 @@ class ZnodeLayout:
         if key.partition("/")[0] in _FOLDERS:
             return None
         head, _, name = key.rpartition("/")
-        if is_internal(name):
+        if is_internal_name(name):
             key = head if name == BORN else ""
         elif not is_key(key):
             self.invalid_keys.record([key])
@@ -262,8 +262,8 @@ class ZnodeLayout:
         """Return the names below a key that are neither internal nor part of an invalid key. Invalid keys are added to
         ``invalid_keys``.
         """
-        found = [name for name in names if not is_internal(name) and (key or name[:1] != "@")]
+        found = [name for name in names if not is_internal_name(name) and (key or name[:1] != "@")]
         if len(found) == len(keys := [name for name in found if is_key(name)]):
             return found
-        self.invalid_keys.record(child_keys(key, (name for name in found if name not in keys)))
+        self.invalid_keys.record(build_child_keys(key, (name for name in found if name not in keys)))
         return keys

@@ -47,10 +47,10 @@ _MAX_XID = 2_147_483_647
 
 
 class KazooListener(Protocol):
-    """The callbacks of a link, which run in the link's thread."""
+    """The callbacks of a kazoo connection, which run in its thread."""
 
-    def take(self, most_bytes: int) -> Sequence[Request]:
-        """Return the next requests to send, of at most ``most_bytes`` in total."""
+    def take_requests(self, max_bytes: int) -> Sequence[Request]:
+        """Return the next requests to send, of at most ``max_bytes`` in total."""
         ...
 
     def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
@@ -90,8 +90,8 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
 
     Attributes:
         server: The address and port of the server that was tried last.
-        trouble: The reason why the last attempt to connect failed. Empty if none failed.
-        was_refused: Whether that attempt failed because of the authentication.
+        last_connect_error: The reason why the last attempt to connect failed. Empty if none failed.
+        was_authentication_refused: Whether that attempt failed because of the authentication.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
         self._has_events = False
         self._timing = timing
         self._handshake_at = 0.0
-        self.trouble = ""
-        self.was_refused = False
+        self.last_connect_error = ""
+        self.was_authentication_refused = False
         self.server = ("", 0)
 
     @property
@@ -126,7 +126,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
             self._socket.shutdown(2)
 
     def zk_loop(self) -> None:
-        """Run the connection loop until the link is stopped."""
+        """Run the connection loop until the connection is stopped."""
         try:
             super().zk_loop()
         finally:
@@ -143,7 +143,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
             try:
                 infos = socket.getaddrinfo(host, port, 0, 0, socket.IPPROTO_TCP)
             except (OSError, ValueError) as error:
-                self.trouble = f"the name {host!r} leads to no address: {' '.join(str(error).split())}"
+                self.last_connect_error = f"the name {host!r} leads to no address: {' '.join(str(error).split())}"
                 continue
             found += [(host, str(info[4][0]), int(info[4][1])) for info in infos]
         random.shuffle(found)
@@ -156,7 +156,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
         except KazooException:
             raise
         except Exception as error:  # kazoo has logged it, with its traceback
-            self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.last_connect_error = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if self.client._state != KeeperState.CONNECTING:  # noqa: SLF001
                 self.client._session_callback(KeeperState.CONNECTING)  # noqa: SLF001
             return None
@@ -168,11 +168,11 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
             read_ms, connect_ms = super()._connect(host, hostip, port)
         except Exception as error:
             why = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-            self.trouble = f"{self._timing.phase}: {why}"
-            self.was_refused = isinstance(error, (AuthFailedError, SessionClosedRequireSaslError))
-            if self.was_refused:
+            self.last_connect_error = f"{self._timing.phase}: {why}"
+            self.was_authentication_refused = isinstance(error, (AuthFailedError, SessionClosedRequireSaslError))
+            if self.was_authentication_refused:
                 # A server that dies now looks the same, so retry as after any broken connection.
-                raise ConnectionDropped(f"SASL was refused or cut off: {self.trouble}") from error
+                raise ConnectionDropped(f"SASL was refused or cut off: {self.last_connect_error}") from error
             raise
         session_id = self.client._session_id or 0  # noqa: SLF001
         self._owner.on_connected(
@@ -202,7 +202,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
         self._timing.record_answered(self._clock.now() - sent_at)
         return answer
 
-    def close_to_others(self) -> None:
+    def disallow_other_senders(self) -> None:
         """Let only the connection's thread send, until the next connection is established."""
         with self._sending:
             self._is_open = False
@@ -243,7 +243,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
     def _take_batch(self) -> bytearray:
         """Return the encoded waiting requests, which count as in flight from now on. The caller holds the lock."""
         batch = bytearray()
-        for sent in self._owner.take(_BATCH_BYTES):
+        for sent in self._owner.take_requests(_BATCH_BYTES):
             self._xid = self._xid % _MAX_XID + 1
             batch += REQUEST_HEAD.pack(len(sent.payload) + 8, self._xid, sent.kind)
             batch += sent.payload

@@ -18,15 +18,15 @@ from latchwork._core import ZooKeeperCodec
 from latchwork.backends.futures import FutureGenerator, completed, run_generator
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import check_found
+from latchwork.backends.zookeeper.errors import raise_for_read_error
 from latchwork.backends.zookeeper.layout import (
     BUCKETS,
     UNKNOWN,
     Version,
     ZnodeLayout,
-    bucket_of,
-    child_keys,
-    read_entry,
+    build_child_keys,
+    decode_entry,
+    get_bucket,
 )
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
@@ -124,12 +124,12 @@ class ZooKeeperReader:
             guard, found = wire.parse_multi_read(reply.body)
             if isinstance(guard, Data):
                 gen = guard.stat.version
-                self.record_guard_version(bucket_of(key), gen)
+                self.record_guard_version(get_bucket(key), gen)
         if not isinstance(found, Data):
-            check_found(found, "get", key)
+            raise_for_read_error(found, "get", key)
             return None
         if not found.stat.children or not found.data:
-            return read_entry(key, found, gen)
+            return decode_entry(key, found, gen)
         entries = yield from self.get_many(connection, [key], deadline)
         return entries[0]
 
@@ -156,7 +156,7 @@ class ZooKeeperReader:
         the reads of a request in order.
         """
         context = ReadContext(connection, deadline, _NO_GENS.copy())
-        buckets = sorted({bucket_of(key) for key in keys})
+        buckets = sorted({get_bucket(key) for key in keys})
         paths = [self.layout.guards[number] for number in buckets]
         together = len(keys) + len(buckets) <= FIRST_BATCH
         if together:
@@ -178,7 +178,7 @@ class ZooKeeperReader:
         def take(body: bytes) -> int:
             found, with_children, refused = self._codec.entries(body, keys, len(entries), context.gens)
             if refused is not None:
-                check_found(refused[1], "read", keys[refused[0]])
+                raise_for_read_error(refused[1], "read", keys[refused[0]])
             entries.extend(found)
             parents.extend(with_children)
             return len(found)
@@ -202,9 +202,9 @@ class ZooKeeperReader:
             if isinstance(each, Data):
                 if each.stat.children and each.data:
                     parents.append(index)
-                entries.append(read_entry(key, each, context.gens[bucket_of(key)]))
+                entries.append(decode_entry(key, each, context.gens[get_bucket(key)]))
             else:
-                check_found(each, "read", key)
+                raise_for_read_error(each, "read", key)
                 entries.append(None)
         return (yield from self._complete(context, keys, entries, parents))
 
@@ -240,7 +240,7 @@ class ZooKeeperReader:
                 entries[index] = None
                 continue
             czxid = born.stat.czxid if isinstance(born, Data) else None
-            entry = entries[index] = read_entry(key, now, context.gens[bucket_of(key)], czxid)
+            entry = entries[index] = decode_entry(key, now, context.gens[get_bucket(key)], czxid)
             if entry is not None and before is not None and entry.token != before.token:
                 again.append(index)
         return again
@@ -302,16 +302,16 @@ class ZooKeeperReader:
         """Send the request for the names directly below a key."""
         return connection.call(GET_CHILDREN, wire.encode_path_request(self.layout.path(key)), deadline)
 
-    def receive_names(self, key: str, asked: Request) -> FutureGenerator[list[str]]:
+    def receive_names(self, key: str, request: Request) -> FutureGenerator[list[str]]:
         """Wait for the reply to ``send_names_request``, and return the names.
 
         Args:
             key: The key.
-            asked: The request.
+            request: The request.
         """
-        reply: Reply = yield asked
+        reply: Reply = yield request
         if reply.error != OK:
-            check_found(reply.error, "list", key)
+            raise_for_read_error(reply.error, "list", key)
             return []
         return self.layout.filter_valid_names(wire.parse_names(reply.body)[0], key)
 
@@ -328,7 +328,7 @@ class Lister:
 
     # Entries.
 
-    def read_level(
+    def list_direct_entries(
         self,
         connection: ZooKeeperConnection,
         prefix: str,
@@ -343,7 +343,7 @@ class Lister:
         """
         context, barrier = self.reader.begin_read(connection, deadline, stale_ok=stale_ok)
         names = yield from self.reader.list_names(connection, prefix, deadline)
-        keys = sorted(key for key in child_keys(prefix, names) if start_after is None or key > start_after)
+        keys = sorted(key for key in build_child_keys(prefix, names) if start_after is None or key > start_after)
         entries: list[Entry] = []
         at = step = 0
         while at < len(keys) and (limit is None or len(entries) < limit):
@@ -358,7 +358,7 @@ class Lister:
         yield barrier
         return entries[:limit]
 
-    def read_subtree_part(
+    def list_subtree(
         self, connection: ZooKeeperConnection, prefix: str, limit: int | None, start_after: str | None, deadline: float
     ) -> FutureGenerator[list[Entry]]:
         """Read the entries of a subtree, sorted by key, up to a limit."""
@@ -388,7 +388,7 @@ class Lister:
     def subtree(self, context: ReadContext, prefix: str) -> FutureGenerator[list[Entry]]:
         """Read all entries below a prefix, sorted by key. Sends no barrier."""
         names = yield from self.reader.list_names(context.connection, prefix, context.deadline)
-        return (yield from self._subtree(context, child_keys(prefix, names)))
+        return (yield from self._subtree(context, build_child_keys(prefix, names)))
 
     def _subtree(self, context: ReadContext, level: list[str]) -> FutureGenerator[list[Entry]]:
         entries: list[Entry] = []
@@ -410,17 +410,17 @@ class Lister:
         return self.reader.send_names_request(context.connection, prefix, context.deadline), own
 
     def read_subtree_with_root(
-        self, context: ReadContext, prefix: str, asked: tuple[Request, Request]
+        self, context: ReadContext, prefix: str, requests: tuple[Request, Request]
     ) -> FutureGenerator[list[Entry]]:
         """Read the entries below a prefix, then the entry at the prefix if there is one. Sends no barrier.
 
         Args:
             context: The context of the reads.
             prefix: The prefix.
-            asked: The requests that ``send_subtree_requests`` returned.
+            requests: The requests that ``send_subtree_requests`` returned.
         """
-        names, own = asked
-        level = child_keys(prefix, (yield from self.reader.receive_names(prefix, names)))
+        names, own = requests
+        level = build_child_keys(prefix, (yield from self.reader.receive_names(prefix, names)))
         entries = yield from self._subtree(context, level)
         reply: Reply = yield own
         if prefix:
@@ -437,9 +437,9 @@ class Lister:
         there = []
         for key, names in zip(keys, found, strict=True):
             if isinstance(names, list):
-                there.append((key, child_keys(key, self._layout.filter_valid_names(names, key))))
+                there.append((key, build_child_keys(key, self._layout.filter_valid_names(names, key))))
             else:
-                check_found(names, "list", key)
+                raise_for_read_error(names, "list", key)
         return there
 
     # Names.
@@ -458,11 +458,11 @@ class Lister:
         if stale_ok:
             return sorted(names), []
         childless: list[str] = []
-        alive = yield from self._find_alive(context, child_keys(prefix, names), childless)
+        alive = yield from self._find_existing(context, build_child_keys(prefix, names), childless)
         yield barrier
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
-    def _find_alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> FutureGenerator[set[str]]:
+    def _find_existing(self, context: ReadContext, keys: list[str], childless: list[str]) -> FutureGenerator[set[str]]:
         """Return the keys that exist or have a key below them. One level of all subtrees is read with one request.
 
         Args:
@@ -497,7 +497,7 @@ class Lister:
         implied = []
         for key, each in zip(probes, found, strict=True):
             if not isinstance(each, Data):
-                check_found(each, "list", key)
+                raise_for_read_error(each, "list", key)
             elif each.data:
                 alive.add(probes[key])
             elif each.stat.children:

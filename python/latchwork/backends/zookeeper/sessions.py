@@ -16,7 +16,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import FutureGenerator, LightFuture, completed, reject, resolve, run_generator
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import NoReply, code_error, no_reply_error, session_lost
+from latchwork.backends.zookeeper.errors import NoReply, no_reply_error, refusal_error, session_lost_error
 from latchwork.backends.zookeeper.layout import ZnodeLayout
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED, SYNC
@@ -131,9 +131,9 @@ class ZooKeeperSession:
             raise no_reply_error(no_reply, what=what, is_write=False, session_id=self.id) from no_reply
         error = wire.parse_multi(reply).error
         if error in {NO_NODE, SESSION_EXPIRED}:
-            raise session_lost(self.id, what)
+            raise session_lost_error(self.id, what)
         if error != OK:
-            raise code_error(error, what=what, key=self._marker)
+            raise refusal_error(error, what=what, key=self._marker)
         return call.sent_at
 
     def touch(self) -> Future[float]:
@@ -153,7 +153,7 @@ class ZooKeeperSession:
         except NoReply as no_reply:
             raise no_reply_error(no_reply, what=what, is_write=False, session_id=self.id) from no_reply
         if reply.error != OK:
-            raise code_error(reply.error, what=what, key=self._marker)
+            raise refusal_error(reply.error, what=what, key=self._marker)
         return call.sent_at
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
@@ -172,7 +172,7 @@ class ZooKeeperSession:
                 return self._closing
             closing: Future[None] = LightFuture()
             self._closing = closing
-        end = self.connection.finish(
+        end = self.connection.close_session(
             self._settings.clock.now() + max(self.ttl_s, self._settings.call_timeout_s), discard=True
         )
         end.add_done_callback(lambda _: self._ended(closing))

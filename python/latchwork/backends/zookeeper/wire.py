@@ -67,13 +67,13 @@ class Reply(NamedTuple):
     """A reply of the server.
 
     Attributes:
-        settled: There was no reply, but the write was found to be applied as the transaction ``zxid``.
+        resolved: There was no reply, but the write was found to be applied as the transaction ``zxid``.
     """
 
     error: int
     zxid: int
     body: bytes
-    settled: bool = False
+    resolved: bool = False
 
 
 class Data(NamedTuple):

@@ -29,8 +29,8 @@ from latchwork.backends.futures import run_generator
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import NoReply, code_error
-from latchwork.backends.zookeeper.layout import parent, read_entry
+from latchwork.backends.zookeeper.errors import NoReply, refusal_error
+from latchwork.backends.zookeeper.layout import decode_entry, get_parent
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
@@ -199,7 +199,7 @@ class SingleKeyWatches:
         if reply.error not in {OK, NO_NODE}:
             self._refused(watch, number, reply.error)
             return
-        entry = read_entry(watch.prefix, wire.parse_data(reply.body)[0]) if reply.error == OK else None
+        entry = decode_entry(watch.prefix, wire.parse_data(reply.body)[0]) if reply.error == OK else None
         if entry is not None:
             self._report(watch, entry)
         elif call.linearizable:
@@ -247,7 +247,7 @@ class SingleKeyWatches:
         if code != NO_AUTH:
             self._read_again_later(watch, number)
             return
-        watch.deliver(Broken(code_error(code, what=f"watch {watch.prefix!r}", key=watch.prefix)))
+        watch.deliver(Broken(refusal_error(code, what=f"watch {watch.prefix!r}", key=watch.prefix)))
         watch.close()
 
     def _report(self, watch: SingleKeyWatch, entry: Entry) -> None:
@@ -265,7 +265,7 @@ class SingleKeyWatches:
             watch.deliver(Snapshot((), as_of))
         elif watch.siblings:
             names = run_generator(
-                self._reader.list_names(self._connection, parent(watch.prefix), self._connection.deadline())
+                self._reader.list_names(self._connection, get_parent(watch.prefix), self._connection.deadline())
             )
             names.add_done_callback(lambda read: self._report_end(watch, read))
         else:

@@ -106,7 +106,7 @@ class ZooKeeperWatchHub:
         is_watched = self._watches.__contains__
         self._leaves = SingleKeyWatches(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
-    def watch_leaf(self, prefix: str, callback: WatchCallback, *, siblings: bool) -> SingleKeyWatch:
+    def watch_single_key(self, prefix: str, callback: WatchCallback, *, siblings: bool) -> SingleKeyWatch:
         """Watch a single session-bound key. The first event has its current state. See ``Backend.watch``."""
         return self._leaves.watch(prefix, callback, siblings=siblings)
 
@@ -175,7 +175,7 @@ class ZooKeeperWatchHub:
         if key is None:
             return
         with self._lock:
-            for watch in self._covering(key):
+            for watch in self._find_watches_covering(key):
                 if watch.live:
                     self._dirty.add(key)
                 else:
@@ -187,7 +187,7 @@ class ZooKeeperWatchHub:
         """
         self._wake_thread()
 
-    def _covering(self, key: str) -> list[ZooKeeperWatch]:
+    def _find_watches_covering(self, key: str) -> list[ZooKeeperWatch]:
         found = [] if key.startswith("@") else list(self._watches.get("", ()))
         end = len(key)
         while end > 0:
@@ -310,7 +310,7 @@ class ZooKeeperWatchHub:
 
     def _covering_now(self, key: str) -> list[ZooKeeperWatch]:
         with self._lock:
-            return self._covering(key)
+            return self._find_watches_covering(key)
 
     # The heartbeat.
 
@@ -332,7 +332,7 @@ class ZooKeeperWatchHub:
                 call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
             self._beats += 1
             if self._beats % _RIGHTS_EVERY == 0:
-                self._check_rights()
+                self._check_permissions()
         self._timer.call_later(_HEARTBEAT_S, self._beat)
 
     def _confirmed(self, sent_at: float, answered: bool) -> None:
@@ -341,7 +341,7 @@ class ZooKeeperWatchHub:
                 self._current = sent_at
             self._wake_thread()
 
-    def _check_rights(self) -> None:
+    def _check_permissions(self) -> None:
         """Check whether the client may still read each watched prefix.
 
         Watches that are affected read their state again. They end with an error if they are not permitted to.
@@ -359,9 +359,9 @@ class ZooKeeperWatchHub:
                 for prefix in some
             ]
             call = self._connection.call(MULTI_READ, wire.encode_multi(reads), deadline)
-            call.add_done_callback(functools.partial(self._apply_rights, some))
+            call.add_done_callback(functools.partial(self._apply_permissions, some))
 
-    def _apply_rights(self, prefixes: list[str], done: Future[wire.Reply]) -> None:
+    def _apply_permissions(self, prefixes: list[str], done: Future[wire.Reply]) -> None:
         if done.exception() is not None or done.result().error != OK:
             return
         for prefix, found in zip(prefixes, wire.parse_multi_read(done.result().body), strict=True):

@@ -1,7 +1,7 @@
 """Compiles checks and operations into one multi, given the known states of their keys, and decodes its reply.
 
 These are pure functions without I/O or a clock. Known states may be outdated (remembered, or from the version of an
-entry). Then a contradiction only raises ``NeedStates``, so that the caller reads them again. A failed check is a
+entry). Then a contradiction only raises ``MissingStates``, so that the caller reads them again. A failed check is a
 ``Conflict`` only if the states were just read, or if the multi failed at the version of a key with an ``At`` check.
 docs/design/zookeeper.md lists the guards of the multi and the race that each prevents.
 """
@@ -19,10 +19,10 @@ from latchwork.backends.zookeeper.layout import (
     Version,
     Znode,
     ZnodeLayout,
-    ancestors,
-    bucket_of,
     encode_data,
-    parent,
+    get_bucket,
+    get_parent,
+    list_ancestors,
 )
 from latchwork.errors import Conflict, InvalidKey, Unavailable
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
@@ -55,17 +55,17 @@ def compile_plan(
         known: The known states.
         session_id: ID of the session through whose connection the transaction is sent. None for the main connection.
     Raises:
-        NeedStates: The known states do not suffice, so that the caller must read them.
+        MissingStates: The known states do not suffice, so that the caller must read them.
         Conflict: A check failed, or a key to create exists. Only with fresh states.
         InvalidKey: A key is below a session-bound key. Only with fresh states.
         HasDescendants: A key to bind to a session has keys or empty parents below it. Only with fresh states.
     """
     compiler = _Compiler(layout, known, {op.key for op in ops}, session_id)
     for each in checks:
-        compiler.check(each)
+        compiler.compile_check(each)
     for op in sorted(ops, key=_deletion_sort_key):
-        compiler.op(op)
-    return compiler.finish()
+        compiler.compile_op(op)
+    return compiler.build_plan()
 
 
 def _deletion_sort_key(op: Op) -> bool:
@@ -94,7 +94,7 @@ class _Compiler:
 
     # Checks.
 
-    def check(self, check: SimpleCheck) -> None:
+    def compile_check(self, check: SimpleCheck) -> None:
         if isinstance(check, SessionAlive):
             if check.session_id in self.known.gone:
                 raise Conflict(f"session {check.session_id} has ended; stop the work it protected", [check])
@@ -113,20 +113,20 @@ class _Compiler:
                 f"version {version!r} of {check.key!r} did not come from this store; "
                 "read the key again with the store you write with"
             )
-        seen = self._seen(check.key)
+        seen = self._require_known_state(check.key)
         if seen.version != version:
             self._refuse(_describe_written(check.key), check)
-        self._guard(check.key, seen)
+        self._add_guard_checks(check.key, seen)
         self.pinned[check.key] = self._version_to_check(check.key, seen)
         self.plan.pinned[check.key] = check
         if check.key not in self.touched:
             self._add_check(check.key, seen.data)
 
     def _check_exists(self, check: Exists) -> None:
-        seen = self._seen(check.key)
+        seen = self._require_known_state(check.key)
         if seen.version is None:
             self._refuse(f"{check.key!r} does not exist", check)
-        self._guard(check.key, seen)
+        self._add_guard_checks(check.key, seen)
         if check.key not in self.touched:
             self._add_check(check.key, -1)
 
@@ -141,13 +141,15 @@ class _Compiler:
     def _require_absent(self, key: str, seen: Znode | None) -> None:
         """Add what is needed for the transaction to fail if the key exists."""
         if seen is not None and seen.exists:  # an implied parent: becoming a key changes its version
-            self._guard(key, seen)
+            self._add_guard_checks(key, seen)
             self._add_check(key, self._version_to_check(key, seen))
             return
-        if self.known.fresh and self._is_open(key):  # all at once: each look is another attempt
-            raise NeedStates([key, *(each for each in self.touched if self._is_absent(each) and self._is_open(each))])
+        if self.known.fresh and self._has_unknown_parent(key):  # all at once: each look is another attempt
+            raise MissingStates(
+                [key, *(each for each in self.touched if self._is_absent(each) and self._has_unknown_parent(each))]
+            )
         top = key
-        for above in ancestors(key):
+        for above in list_ancestors(key):
             node = self.known.nodes.get(above)
             if node is not None and node.exists:
                 if node.ephemeral:
@@ -162,9 +164,9 @@ class _Compiler:
         seen = self.known.nodes.get(key)
         return seen is not None and not seen.exists
 
-    def _is_open(self, key: str) -> bool:
+    def _has_unknown_parent(self, key: str) -> bool:
         """Return whether the nearest existing parent of a key is unknown."""
-        for above in ancestors(key):
+        for above in list_ancestors(key):
             node = self.known.nodes.get(above)
             if node is None or node.exists:
                 return node is None
@@ -173,32 +175,32 @@ class _Compiler:
     def _require_leaf(self, key: str, node: Znode) -> None:
         """Add a check that a session-bound key exists. While it exists, no key can be below it."""
         if node.version is None:
-            raise NeedStates([key])
-        self._guard(key, node)
+            raise MissingStates([key])
+        self._add_guard_checks(key, node)
         self._add_check(key, self._version_to_check(key, node))
 
     def _add_check(self, key: str, version: int) -> None:
         self.checks.append(MultiPart("check", key, wire.encode_check(self.layout.path(key), version)))
 
-    def _seen(self, key: str) -> Znode:
+    def _require_known_state(self, key: str) -> Znode:
         """Return the known state of a key on which the transaction depends."""
         seen = self.known.nodes.get(key)
         if seen is None:
-            raise NeedStates([key])
+            raise MissingStates([key])
         return seen
 
     def _refuse(self, message: str, failed: object) -> None:
         if not self.known.fresh:
-            raise NeedStates
+            raise MissingStates
         raise Conflict(message, [failed])
 
-    def _guard(self, key: str, seen: Znode) -> None:
+    def _add_guard_checks(self, key: str, seen: Znode) -> None:
         """Add checks that the znode is still the same: no key in its bucket was deleted meanwhile, and its session is
         active.
         """
-        number = bucket_of(key)
+        number = get_bucket(key)
         if UNKNOWN in {seen.gen, seen.data} or seen.gen == ANY or self.guards.setdefault(number, seen.gen) != seen.gen:
-            raise NeedStates([key])
+            raise MissingStates([key])
         owner = seen.version.owner if seen.version is not None else None
         if owner is not None and owner != self.session_id:
             self.markers[owner] = None
@@ -207,19 +209,19 @@ class _Compiler:
         """Return the version of a znode's data that the transaction must check."""
         if seen.data == ANY:
             if not self.known.fresh:
-                raise NeedStates([key])
+                raise MissingStates([key])
             raise Unavailable(
                 f"{key!r} has been written 4,294,967,295 times: at this version of it, and at no other, ZooKeeper "
                 "checks nothing; put it once without a check, then try again"
             )
         return seen.data
 
-    def _bump(self, key: str) -> None:
-        self.bumps[bucket_of(key)] = None
+    def _mark_bucket_changed(self, key: str) -> None:
+        self.bumps[get_bucket(key)] = None
 
     # Operations.
 
-    def op(self, op: Op) -> None:
+    def compile_op(self, op: Op) -> None:
         if isinstance(op, Delete):
             self._delete(op)
         elif isinstance(op, Create):
@@ -233,7 +235,7 @@ class _Compiler:
             seen = self.known.nodes.get(key)
             if seen is None:
                 if self.known.fresh:
-                    raise NeedStates([key])
+                    raise MissingStates([key])
                 node = _Node(exists=True, is_key=False, children=1, seen=None)
             else:
                 node = _Node(seen.exists, seen.version is not None, seen.children, seen)
@@ -242,7 +244,7 @@ class _Compiler:
 
     def _create(self, op: Create) -> None:
         if op.key not in self.known.nodes and not self.known.fresh:
-            self._make(op.key, op.value, self.session_id if op.session is not None else None)
+            self._create_znode(op.key, op.value, self.session_id if op.session is not None else None)
             return
         node = self._node(op.key)
         if node.is_key:
@@ -252,8 +254,8 @@ class _Compiler:
     def _put(self, op: Put) -> None:
         if op.key not in self.known.nodes and not self.known.fresh:
             if len(self.touched) > 1:
-                raise NeedStates([op.key])
-            self._make(op.key, op.value, self.session_id if op.session is not None else None)
+                raise MissingStates([op.key])
+            self._create_znode(op.key, op.value, self.session_id if op.session is not None else None)
             return
         node = self._node(op.key)
         seen = node.seen
@@ -262,55 +264,55 @@ class _Compiler:
         elif op.session is None or seen.version.owner == self.session_id:
             self._overwrite(op, seen, seen.version)
         else:
-            self._guard(op.key, seen)  # it is still the key whose `created` is kept
+            self._add_guard_checks(op.key, seen)  # it is still the key whose `created` is kept
             self._remove(op.key, node, seen, seen.version)
             if node.exists:
                 raise self._has_descendants(op.key)
-            self._make(op.key, op.value, self.session_id, created=seen.version.created)
+            self._create_znode(op.key, op.value, self.session_id, created=seen.version.created)
 
     def _overwrite(self, op: Put, seen: Znode, version: Version) -> None:
-        self._guard(op.key, seen)
+        self._add_guard_checks(op.key, seen)
         path, pinned = self.layout.path(op.key), self.pinned.get(op.key, -1)
         if seen.data == 0:  # no key has version 1
-            self._emit("op", op.key, wire.encode_set_data(path, b"", pinned))
+            self._add_part("op", op.key, wire.encode_set_data(path, b"", pinned))
             pinned = -1
         data = encode_data(op.value, version.owner, version.created)
-        at = self._emit("op", op.key, wire.encode_set_data(path, data, pinned))
+        at = self._add_part("op", op.key, wire.encode_set_data(path, data, pinned))
         self.plan.entries.append(PlannedEntry(op.key, op.value, version.owner, at, version.created, version.born))
 
     def _create_key(self, key: str, value: bytes, node: _Node, *, bound: bool) -> None:
         if not node.exists:
-            self._make(key, value, self.session_id if bound else None, node)
+            self._create_znode(key, value, self.session_id if bound else None, node)
             return
         path = self.layout.path(key)
         if bound and node.children > 0:
             raise self._has_descendants(key)
         if node.seen is None or not node.seen.exists:  # created in this multi as a parent
-            at = self._emit("op", key, wire.encode_set_data(path, encode_data(value, None)))
+            at = self._add_part("op", key, wire.encode_set_data(path, encode_data(value, None)))
             node.is_key = True
             self.plan.entries.append(PlannedEntry(key, value, None, at))
             return
-        self._guard(key, node.seen)
+        self._add_guard_checks(key, node.seen)
         pinned = self._version_to_check(key, node.seen)
         if node.seen.is_marked:
-            self._emit("op", key, wire.encode_delete(self.layout.born_path(key)))
+            self._add_part("op", key, wire.encode_delete(self.layout.born_path(key)))
         if bound:
-            self._emit("op", key, wire.encode_delete(path, pinned))
-            self._bump(key)
-            self._count(key, -1)
-            self._make(key, value, self.session_id, node)
+            self._add_part("op", key, wire.encode_delete(path, pinned))
+            self._mark_bucket_changed(key)
+            self._adjust_child_count(key, -1)
+            self._create_znode(key, value, self.session_id, node)
             return
-        at = self._emit("op", key, wire.encode_set_data(path, encode_data(value, None), pinned))
-        self._emit("op", key, self.layout.encode_create(self.layout.born_path(key)))
+        at = self._add_part("op", key, wire.encode_set_data(path, encode_data(value, None), pinned))
+        self._add_part("op", key, self.layout.encode_create(self.layout.born_path(key)))
         node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, None, at, None, born=True))
 
     def _has_descendants(self, key: str) -> HasDescendants:
         if not self.known.fresh:
-            raise NeedStates
+            raise MissingStates
         return HasDescendants(key)
 
-    def _make(
+    def _create_znode(
         self, key: str, value: bytes, owner: str | None, node: _Node | None = None, created: int | None = None
     ) -> None:
         """Create the znode of a key, and its missing parents.
@@ -324,10 +326,10 @@ class _Compiler:
         """
         self._require_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
-        self._emit(
+        self._add_part(
             "op", key, self.layout.encode_create(self.layout.path(key), encode_data(value, owner, created), flags)
         )
-        self._count(key, +1)
+        self._adjust_child_count(key, +1)
         if node is not None:
             node.exists = node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, owner, created=created))
@@ -335,7 +337,7 @@ class _Compiler:
     def _require_parents(self, key: str) -> None:
         missing = []
         above = key
-        while above := parent(above):
+        while above := get_parent(above):
             node = self._node(above)
             if node.exists:
                 if node.seen is not None and node.seen.ephemeral:
@@ -347,17 +349,17 @@ class _Compiler:
             missing.append(above)
         for above in reversed(missing):
             for part in self.layout.encode_create_parent(above, is_key=above in self.touched):
-                self._emit("parent", key, part)
+                self._add_part("parent", key, part)
             self.plan.makes.append(above)
             node = self.nodes[above]
             node.exists, node.children = True, 0
-            self._count(above, +1)
+            self._adjust_child_count(above, +1)
 
     def _delete(self, op: Delete) -> None:
         if op.key not in self.known.nodes and not self.known.fresh and op.key not in self.absent:
             self._delete_unseen(op.key)
             return
-        seen = self._seen(op.key)
+        seen = self._require_known_state(op.key)
         node = self._node(op.key)
         if node.is_key and seen.version is not None:
             self._remove(op.key, node, seen, seen.version)
@@ -370,44 +372,44 @@ class _Compiler:
 
         If that is wrong, the transaction fails and the state is read.
         """
-        self._bump(key)
-        self._emit("op", key, wire.encode_delete(self.layout.path(key), 0))
+        self._mark_bucket_changed(key)
+        self._add_part("op", key, wire.encode_delete(self.layout.path(key), 0))
         self.plan.deleted.append(key)
-        self.plan.emptied.update(ancestors(key)[:1])
+        self.plan.emptied.update(list_ancestors(key)[:1])
 
     def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
         """Delete a key. If other keys are below it, its znode stays without a value."""
         path = self.layout.path(key)
         pinned = self.pinned.get(key, -1)
         if seen.data:
-            self._guard(key, seen)
+            self._add_guard_checks(key, seen)
         else:
             pinned = 0  # a znode of version 0 is a key, whichever: no guard is needed
-        self._bump(key)
+        self._mark_bucket_changed(key)
         if node.children > 0:
-            self._emit("op", key, wire.encode_set_data(path, b"", pinned))
+            self._add_part("op", key, wire.encode_set_data(path, b"", pinned))
             node.is_key = False
         else:
             if version.born:
-                self._emit("op", key, wire.encode_delete(self.layout.born_path(key)))
-            self._emit("op", key, wire.encode_delete(path, pinned))
+                self._add_part("op", key, wire.encode_delete(self.layout.born_path(key)))
+            self._add_part("op", key, wire.encode_delete(path, pinned))
             node.exists = node.is_key = False
-            self._count(key, -1)
-            self.plan.emptied.update(ancestors(key)[:1])
+            self._adjust_child_count(key, -1)
+            self.plan.emptied.update(list_ancestors(key)[:1])
 
-    def _count(self, key: str, change: int) -> None:
-        above = parent(key)
+    def _adjust_child_count(self, key: str, change: int) -> None:
+        above = get_parent(key)
         if above and (above in self.nodes or above in self.known.nodes):
             self._node(above).children += change
 
-    def _emit(self, role: str, key: str, data: bytes) -> int:
+    def _add_part(self, role: str, key: str, data: bytes) -> int:
         self.plan.writes = True
         self.body.append(MultiPart(role, key, data))
         return len(self.body) - 1
 
     # Together.
 
-    def finish(self) -> MultiPlan:
+    def build_plan(self) -> MultiPlan:
         plan = self.plan
         for number, gen in self.guards.items():
             if number not in self.bumps:
@@ -431,7 +433,7 @@ class _Compiler:
         return plan
 
 
-class NeedStates(Exception):
+class MissingStates(Exception):
     """The known states do not suffice: the states of all keys of the transaction must be read, and of these additional
     keys.
     """
@@ -556,7 +558,7 @@ def written_entries(
     """
     entries = []
     for planned in plan.entries:
-        data, gen = 0, gens.get(bucket_of(planned.key), UNKNOWN)
+        data, gen = 0, gens.get(get_bucket(planned.key), UNKNOWN)
         if planned.at is not None:
             stat = results[planned.at] if results else None
             data = stat.version if isinstance(stat, wire.Stat) else UNKNOWN

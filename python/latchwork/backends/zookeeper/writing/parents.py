@@ -9,7 +9,7 @@ from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
-from latchwork.backends.zookeeper.layout import UNKNOWN, Znode, ZnodeLayout, ancestors, parent
+from latchwork.backends.zookeeper.layout import UNKNOWN, Znode, ZnodeLayout, get_parent, list_ancestors
 from latchwork.backends.zookeeper.reads import Lister, ZooKeeperReader
 from latchwork.backends.zookeeper.wire import MULTI, OK
 from latchwork.backends.zookeeper.writing.compiler import HasDescendants, MultiPlan
@@ -38,7 +38,7 @@ def create_parents(task: WriteTask, plan: MultiPlan) -> FutureGenerator[None]:
 
 def find_missing_parents(reader: ZooKeeperReader, task: WriteTask, parent_key: str) -> FutureGenerator[list[str]]:
     """Return the znodes that do not exist among a parent key and the znodes above it, the topmost first."""
-    ups = ancestors(parent_key)
+    ups = list_ancestors(parent_key)
     try:
         known = yield from read_states(reader, task.connection, [parent_key], task.deadline, above=ups)
     except NoReply as no_reply:
@@ -47,14 +47,14 @@ def find_missing_parents(reader: ZooKeeperReader, task: WriteTask, parent_key: s
 
 
 def remove_empty_parents_below(
-    lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool
+    lister: Lister, task: WriteTask, error: HasDescendants, *, cleared: bool
 ) -> FutureGenerator[bool]:
     """Remove the empty parents below a key that is to be bound to a session.
 
     Args:
         lister: Lists the keys below the key.
         task: The call that writes.
-        found: The error that names the key.
+        error: The error that names the key.
         cleared: Whether the previous call for this task found nothing to remove.
 
     Returns:
@@ -64,14 +64,14 @@ def remove_empty_parents_below(
         InvalidKey: There are keys or a permanent parent of sequential keys below the key.
     """
     try:
-        names, childless = yield from lister.children(task.connection, found.key, task.deadline)
+        names, childless = yield from lister.children(task.connection, error.key, task.deadline)
     except NoReply as no_reply:
         raise task.no_reply_error(no_reply, is_write=False) from no_reply
     if names:
-        raise InvalidKey(str(found))
+        raise InvalidKey(str(error))
     if not childless and cleared:
         raise InvalidKey(
-            f"{found.key!r} cannot be bound to a session: sequential keys were created below it, and on ZooKeeper "
+            f"{error.key!r} cannot be bound to a session: sequential keys were created below it, and on ZooKeeper "
             "their numbering stays there forever; bind another key"
         )
     yield from remove_empty_parents(lister.reader, task.connection, childless, task.deadline)
@@ -98,7 +98,7 @@ def remove_empty_parents(
             above = set()
             for key, call in flying:
                 if wire.parse_multi((yield call)).error == OK:
-                    above.add(parent(key))
+                    above.add(get_parent(key))
         except (NoReply, LatchworkError) as error:
             _log.debug("empty parents were not removed: %s", error)
             return

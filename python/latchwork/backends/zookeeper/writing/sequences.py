@@ -18,7 +18,7 @@ from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.grammar import SUFFIX_DIGITS, append_number
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
-from latchwork.backends.zookeeper.layout import Version, bucket_of, child_keys, encode_data, parent
+from latchwork.backends.zookeeper.layout import Version, build_child_keys, encode_data, get_bucket, get_parent
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import (
@@ -56,7 +56,7 @@ def create_sequential(
         key: The key without the number.
         value: The value of the key.
     """
-    above, layout = parent(key), reader.layout
+    above, layout = get_parent(key), reader.layout
     flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
     data, keep = encode_data(value, task.session_id), layout.keep_path(above)
     by_server = [
@@ -64,18 +64,18 @@ def create_sequential(
         layout.encode_create(layout.path(key), data, wire.SEQUENTIAL | flags),
     ]
     parts, made, taken = by_server, "", 0
-    while not task.connection.is_late(task.deadline):
+    while not task.connection.has_passed(task.deadline):
         gens = reader.guard_versions()
         try:
             reply: Reply = yield task.connection.write(parts, task.deadline)
         except NoReply as no_reply:
             raise task.no_reply_error(no_reply, is_write=True) from no_reply
         result = wire.parse_multi(reply)
-        if reply.settled or result.error == OK:
+        if reply.resolved or result.error == OK:
             if parts is by_server:
-                made = yield from _key_numbered_by_server(reader, task, key, reply, result)
-            version_cache.record_kept(above)
-            version = Version(reply.zxid, 0, gens[bucket_of(made)], reply.zxid, task.session_id, born=False)
+                made = yield from _get_numbered_key(reader, task, key, reply, result)
+            version_cache.record_sequence_parent(above)
+            version = Version(reply.zxid, 0, gens[get_bucket(made)], reply.zxid, task.session_id, born=False)
             entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
             version_cache.record(entry)
             return entry
@@ -85,7 +85,7 @@ def create_sequential(
             yield from _prepare_counter(reader, task, key, result)
         elif result.error == BAD_VERSION or (result.error == NODE_EXISTS and parts is not by_server):
             taken += result.error == NODE_EXISTS  # else the server's counter has ended, or another creator was faster
-            number, version_of_keep = yield from _next_number(reader, task, above)
+            number, version_of_keep = yield from _read_next_number(reader, task, above)
             made = append_number(key, number + taken)
             parts = [
                 wire.encode_set_data(keep, b"%d" % (number + taken + 1), version_of_keep),
@@ -96,7 +96,7 @@ def create_sequential(
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
 
-def _key_numbered_by_server(
+def _get_numbered_key(
     reader: ZooKeeperReader, task: WriteTask, key: str, reply: Reply, result: MultiReply
 ) -> FutureGenerator[str]:
     """Return the key that was created with a number of the server's counter.
@@ -110,8 +110,8 @@ def _key_numbered_by_server(
         reply: The reply to the transaction.
         result: The decoded reply.
     """
-    above = parent(key)
-    if reply.settled:
+    above = get_parent(key)
+    if reply.resolved:
         made: str = yield from _find_created(reader, task, key, reply.zxid)
     else:
         name = str(result.results[1]).rpartition("/")[2]
@@ -124,7 +124,7 @@ def _key_numbered_by_server(
     return made
 
 
-def _next_number(reader: ZooKeeperReader, task: WriteTask, above: str) -> FutureGenerator[tuple[int, int]]:
+def _read_next_number(reader: ZooKeeperReader, task: WriteTask, above: str) -> FutureGenerator[tuple[int, int]]:
     """Return the next number in the ``#keep`` of a parent, and the version of that znode."""
     try:
         context, barrier = reader.begin_read(task.connection, task.deadline)
@@ -143,7 +143,7 @@ def _prepare_counter(reader: ZooKeeperReader, task: WriteTask, key: str, result:
     """
     if result.error != NO_NODE:
         raise task.refusal_error(result.error, key)
-    above, layout = parent(key), reader.layout
+    above, layout = get_parent(key), reader.layout
     parts: list[bytes] = []
     if above:
         for each in (yield from find_missing_parents(reader, task, above)):
@@ -156,10 +156,10 @@ def _prepare_counter(reader: ZooKeeperReader, task: WriteTask, key: str, result:
 
 def _find_created(reader: ZooKeeperReader, task: WriteTask, key: str, token: int) -> FutureGenerator[str]:
     """Return the key that was created by a request without a reply: the child with the transaction number ``token``."""
-    above = parent(key)
+    above = get_parent(key)
     try:
         names = yield from reader.list_names(task.connection, above, task.deadline)
-        keys = [each for each in child_keys(above, names) if each.startswith(key)]
+        keys = [each for each in build_child_keys(above, names) if each.startswith(key)]
         entries = yield from reader.read_keys(reader.make_context(task.connection, task.deadline), keys)
     except NoReply as no_reply:
         raise task.no_reply_error(NoReply(sent=True, has_ended=no_reply.has_ended), is_write=True) from no_reply
@@ -178,12 +178,12 @@ def create_ordered_key(
     The names below the parent are requested directly after the creation, without waiting for the first reply.
     """
     key, layout = f"{op.key}-", reader.layout
-    above = parent(key)
+    above = get_parent(key)
     flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
     create = layout.encode_create(layout.path(key), encode_data(op.value, task.session_id), flags)
     guessed = version_cache.parents.find_missing_parent(key, task.connection)
     missing = [guessed] if guessed else []
-    while not task.connection.is_late(task.deadline):
+    while not task.connection.has_passed(task.deadline):
         parts = [part for each in missing for part in layout.encode_create_parent(each)]
         gens = reader.guard_versions()
         names = Request(GET_CHILDREN, wire.encode_path_request(layout.path(above)), task.deadline)
@@ -192,14 +192,14 @@ def create_ordered_key(
         except NoReply as no_reply:
             raise task.no_reply_error(no_reply, is_write=True) from no_reply
         result = wire.parse_multi(reply)
-        if reply.settled or result.error == OK:
-            found = yield from _names(reader, above, names)
-            made = "" if reply.settled else str(result.results[len(parts)]).rpartition("/")[2]
-            made = made or (yield from _find(reader, task, key, found))
+        if reply.resolved or result.error == OK:
+            found = yield from _wait_for_names(reader, above, names)
+            made = "" if reply.resolved else str(result.results[len(parts)]).rpartition("/")[2]
+            made = made or (yield from _find_created_by_name(reader, task, key, found))
             for each in {above, *missing}:
                 version_cache.parents.record_key_written(each)
             key = f"{above}/{made}" if above else made
-            version = Version(reply.zxid, 0, gens[bucket_of(key)], reply.zxid, task.session_id, born=False)
+            version = Version(reply.zxid, 0, gens[get_bucket(key)], reply.zxid, task.session_id, born=False)
             entry = Entry(key, op.value, version, reply.zxid, reply.zxid, task.session_id)
             version_cache.record(entry)
             known = found is not None and made in found
@@ -238,22 +238,24 @@ def _number(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _names(reader: ZooKeeperReader, above: str, asked: Request) -> FutureGenerator[list[str] | None]:
+def _wait_for_names(reader: ZooKeeperReader, above: str, request: Request) -> FutureGenerator[list[str] | None]:
     """Wait for the requested names. Return None if the connection was lost before the reply."""
     try:
-        names: list[str] = yield from reader.receive_names(above, asked)
+        names: list[str] = yield from reader.receive_names(above, request)
     except (NoReply, LatchworkError):
         return None
     return names
 
 
-def _find(reader: ZooKeeperReader, task: WriteTask, key: str, names: Sequence[str] | None) -> FutureGenerator[str]:
+def _find_created_by_name(
+    reader: ZooKeeperReader, task: WriteTask, key: str, names: Sequence[str] | None
+) -> FutureGenerator[str]:
     """Return the key that was created by a request without a reply: the only key whose name contains its unique
     text.
     """
     beginning = key.rpartition("/")[2]
     try:
-        names = names or (yield from reader.list_names(task.connection, parent(key), task.deadline))
+        names = names or (yield from reader.list_names(task.connection, get_parent(key), task.deadline))
     except NoReply as no_reply:
         raise task.no_reply_error(NoReply(sent=True, has_ended=no_reply.has_ended), is_write=True) from no_reply
     for name in names or ():

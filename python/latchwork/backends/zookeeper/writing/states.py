@@ -9,16 +9,16 @@ from typing import Generic, TypeVar
 from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import check_found
+from latchwork.backends.zookeeper.errors import raise_for_read_error
 from latchwork.backends.zookeeper.layout import (
     UNKNOWN,
     Version,
     Znode,
-    ancestors,
-    bucket_of,
-    known_key,
-    parent,
-    read_entry,
+    decode_entry,
+    get_bucket,
+    get_parent,
+    list_ancestors,
+    znode_of_version,
 )
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
@@ -52,15 +52,15 @@ class ParentCache:
 
     def find_missing_parent(self, key: str, connection: ZooKeeperConnection | None = None) -> str | None:
         """Return the parent that must be created together with a new key, or None if the parent probably exists."""
-        above = parent(key)
-        if above in self._there or parent(above) not in self._growing or self.is_being_created(above, connection):
+        above = get_parent(key)
+        if above in self._there or get_parent(above) not in self._growing or self.is_being_created(above, connection):
             return None
         return above
 
     def list_known_parents(self, key: str) -> Iterable[str]:
         """Yield the parents of a key that existed recently, which a write should read first."""
-        nearest = parent(key)
-        return (nearest,) if nearest in self._there else ancestors(key)
+        nearest = get_parent(key)
+        return (nearest,) if nearest in self._there else list_ancestors(key)
 
     def is_being_created(self, above: str, connection: ZooKeeperConnection | None) -> bool:
         """Return whether an unanswered write on this connection creates the parent."""
@@ -83,9 +83,9 @@ class ParentCache:
         """Record whether a parent was found to exist."""
         if not exists:
             self._there.discard([above])
-            self._growing.put(parent(above), True)
+            self._growing.put(get_parent(above), True)
         elif above not in self._there:
-            self._growing.discard([parent(above)])
+            self._growing.discard([get_parent(above)])
             self._there.put(above, True)
 
     def record_key_written(self, above: str) -> None:
@@ -126,7 +126,7 @@ class VersionCache:
         if UNKNOWN not in {version.gen, version.data}:
             self._versions.put(key, version)
 
-    def record_kept(self, above: str) -> None:
+    def record_sequence_parent(self, above: str) -> None:
         """Record a parent of sequential keys. It is never removed, so no write needs to check whether it is empty."""
         if len(self.kept) >= _REMEMBERED:
             self.kept = set()
@@ -146,12 +146,12 @@ class VersionCache:
             if not isinstance(each, SessionAlive):
                 version = versions.get(each.key)
                 if version is not None:
-                    nodes[each.key] = known_key(version)
+                    nodes[each.key] = znode_of_version(version)
         for check in checks:
             if isinstance(check, At) and isinstance(check.version, Version) and not self._is_newer(check):
-                nodes[check.key] = known_key(check.version)
+                nodes[check.key] = znode_of_version(check.version)
         for op in ops:
-            if isinstance(op, Put) and op.key not in nodes and parent(op.key) in self._new:
+            if isinstance(op, Put) and op.key not in nodes and get_parent(op.key) in self._new:
                 nodes[op.key] = _MISSING  # it is created, and refused if it is there
             if not isinstance(op, Delete) and (op.key not in nodes or nodes[op.key] is _MISSING):
                 above = self.parents.find_missing_parent(op.key, connection)
@@ -176,10 +176,10 @@ class VersionCache:
             ops: Its operations.
             extra: Further keys whose parents are needed.
         """
-        found = {above for key in extra for above in ancestors(key)}
+        found = {above for key in extra for above in list_ancestors(key)}
         for each in (*checks, *ops):
             if isinstance(each, Absent):
-                found.update(ancestors(each.key))
+                found.update(list_ancestors(each.key))
             elif isinstance(each, (Create, Put)):
                 found.update(self.parents.list_known_parents(each.key))
         return found - {""}
@@ -202,9 +202,9 @@ class VersionCache:
     def _record_put(self, key: str, known: KnownStates) -> None:
         node = known.nodes.get(key)
         if node is not None and not node.exists:
-            self._new.put(parent(key), True)
+            self._new.put(get_parent(key), True)
         else:
-            self._new.discard([parent(key)])
+            self._new.discard([get_parent(key)])
 
     def record_read_states(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
         """Store the states of checked keys and of parents that were read for a transaction, for later transactions."""
@@ -216,7 +216,7 @@ class VersionCache:
                 node = known.nodes[check.key]
                 if node.version is not None:
                     self._record(check.key, node.version)
-        for above in {parent(key) for key in known.nodes} - {""}:
+        for above in {get_parent(key) for key in known.nodes} - {""}:
             seen = known.nodes.get(above)
             if seen is not None:
                 self.parents.record_existence(above, exists=seen.exists)
@@ -243,7 +243,7 @@ def read_states(
     """
     layout = reader.layout
     parents = sorted(set(above) - set(keys))
-    buckets = sorted({bucket_of(key) for key in (*keys, *parents)})
+    buckets = sorted({get_bucket(key) for key in (*keys, *parents)})
     reads = [wire.encode_get_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
     for key in keys:
         reads += [wire.encode_get_data(layout.path(key)), wire.encode_get_data(layout.born_path(key))]
@@ -259,17 +259,17 @@ def read_states(
             replies.append((yield other))  # noqa: PERF401 - a comprehension cannot yield
         together = call.linearizable and all(other.epoch == call.epoch for other in others)
     found = wire.parse_multi_read(reply.body)
-    gens = _take_guards(reader, buckets, found)
-    nodes = {each: _parent_state(each, answer, gens) for each, answer in zip(parents, replies, strict=True)}
+    gens = _record_guard_versions(reader, buckets, found)
+    nodes = {each: _build_parent_znode(each, answer, gens) for each, answer in zip(parents, replies, strict=True)}
     at = len(buckets)
     for key in keys:
-        nodes[key] = _state(key, found[at], found[at + 1], gens)
+        nodes[key] = _build_znode(key, found[at], found[at + 1], gens)
         at += 2
     gone = frozenset(each for each, now in zip(sessions, found[at:], strict=True) if now == NO_NODE)
     return KnownStates(nodes, gone, fresh=True)
 
 
-def _take_guards(reader: ZooKeeperReader, buckets: Sequence[int], found: Sequence[Found]) -> dict[int, int]:
+def _record_guard_versions(reader: ZooKeeperReader, buckets: Sequence[int], found: Sequence[Found]) -> dict[int, int]:
     gens = dict.fromkeys(buckets, UNKNOWN)
     for number, guard in zip(buckets, found, strict=False):
         if isinstance(guard, Data):
@@ -278,14 +278,14 @@ def _take_guards(reader: ZooKeeperReader, buckets: Sequence[int], found: Sequenc
     return gens
 
 
-def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znode:
-    gen = gens[bucket_of(key)]
+def _build_znode(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znode:
+    gen = gens[get_bucket(key)]
     if not isinstance(found, Data):
-        check_found(found, "read", key)
+        raise_for_read_error(found, "read", key)
         return Znode(exists=False, gen=gen)
     stat = found.stat
     czxid = born.stat.czxid if isinstance(born, Data) else None
-    entry = read_entry(key, found, gen, czxid)
+    entry = decode_entry(key, found, gen, czxid)
     version = entry.version if entry is not None else None
     assert version is None or isinstance(version, Version)
     children = stat.children - (czxid is not None)
@@ -294,14 +294,14 @@ def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znod
     )
 
 
-def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
+def _build_parent_znode(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
     """Return the state of a parent, given its metadata.
 
     The metadata show whether the parent is itself a key, but not the session to which it is bound.
     """
-    gen = gens[bucket_of(key)]
+    gen = gens[get_bucket(key)]
     if reply.error != OK:
-        check_found(reply.error, "read", key)
+        raise_for_read_error(reply.error, "read", key)
         return Znode(exists=False, gen=gen)
     stat = wire.parse_stat(reply.body)
     ephemeral = bool(stat.ephemeral_owner)
@@ -312,15 +312,15 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
 
 
 class RecentValueCache(Generic[V]):
-    """A cache of at most ``most`` recently used values, which always keeps at least half as many. Thread-safe.
+    """A cache of at most ``max_size`` recently used values, which always keeps at least half as many. Thread-safe.
 
     It has two generations. When the new one is full, it becomes the old one, and values of the previous old one are
     dropped unless they were read meanwhile. A race between threads may lose or restore a value, which is acceptable
     because values are only guesses.
     """
 
-    def __init__(self, most: int) -> None:
-        self._half = max(1, most // 2)
+    def __init__(self, max_size: int) -> None:
+        self._half = max(1, max_size // 2)
         self._young: dict[str, V] = {}
         self._old: dict[str, V] = {}
 

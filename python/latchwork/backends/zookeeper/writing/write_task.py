@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing, code_error, no_reply_error, session_lost
+from latchwork.backends.zookeeper.errors import (
+    NoReply,
+    WriteCounterMissing,
+    no_reply_error,
+    refusal_error,
+    session_lost_error,
+)
 from latchwork.backends.zookeeper.layout import ZnodeLayout
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import CREATE, EXISTS, MULTI, MULTI_READ, NO_NODE, NODE_EXISTS, OK, Data, Reply
@@ -48,11 +54,11 @@ class WriteTask:
             code: ZooKeeper's error code.
             key: The key that the request concerns.
         """
-        return code_error(code, what=self.what, key=key)
+        return refusal_error(code, what=self.what, key=key)
 
     def may_retry(self) -> bool:
         """Return whether there is time for another attempt and the connection has not ended."""
-        return not self.connection.has_ended and not self.connection.is_late(self.deadline)
+        return not self.connection.has_ended and not self.connection.has_passed(self.deadline)
 
     def send(self, parts: list[bytes]) -> FutureGenerator[wire.MultiReply]:
         """Send a transaction that may safely be executed twice. Return the decoded reply."""
@@ -71,7 +77,7 @@ class WriteTask:
         if result.error != NO_NODE:
             raise self.refusal_error(result.error, "@w")
         if self.session_id is not None:
-            raise session_lost(self.session_id, self.what)
+            raise session_lost_error(self.session_id, self.what)
         self.connection.counter_path = None
         raise WriteCounterMissing
 
@@ -91,13 +97,13 @@ def create_write_counter(reader: ZooKeeperReader, task: WriteTask, path: str) ->
     layout = reader.layout
     payload = wire.encode_single_request(layout.encode_create(path, flags=wire.EPHEMERAL))
     guards = wire.encode_multi([wire.encode_get_data(guard) for guard in layout.guards])
-    while not task.connection.is_late(task.deadline):
+    while not task.connection.has_passed(task.deadline):
         try:
             created = task.connection.call(CREATE, payload, task.deadline)
             read = task.connection.call(MULTI_READ, guards, task.deadline)  # at once: it is answered after the creation
             reply: Reply = yield created
             if reply.error == NO_NODE:
-                yield from _make_root(layout, task)
+                yield from _create_root(layout, task)
                 continue
             if reply.error not in {OK, NODE_EXISTS}:
                 raise task.refusal_error(reply.error, layout.root)
@@ -114,7 +120,7 @@ def create_write_counter(reader: ZooKeeperReader, task: WriteTask, path: str) ->
     raise Unavailable(f"{task.what}: the root {layout.root} could not be prepared in time; try again")
 
 
-def _make_root(layout: ZnodeLayout, task: WriteTask) -> FutureGenerator[None]:
+def _create_root(layout: ZnodeLayout, task: WriteTask) -> FutureGenerator[None]:
     """Create the missing znodes of the root: the root itself, its guards and its folders."""
     for path in layout.root_paths():
         reply: Reply = yield task.connection.call(

@@ -14,15 +14,15 @@ from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.outcomes import partial_deletion_error
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply, session_lost
-from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, ancestors, parent
+from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply, session_lost_error
+from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, get_parent, list_ancestors
 from latchwork.backends.zookeeper.reads import Lister
 from latchwork.backends.zookeeper.wire import MULTI, OK, Reply
 from latchwork.backends.zookeeper.writing.compiler import (
     HasDescendants,
     KnownStates,
+    MissingStates,
     MultiPlan,
-    NeedStates,
     compile_plan,
     written_entries,
 )
@@ -54,7 +54,7 @@ class ZooKeeperWriter:
         self._lister = lister
         self._reader = lister.reader
         self._timer = timer
-        self.memory = VersionCache()
+        self.version_cache = VersionCache()
         self._on_emptied = on_emptied
 
     def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> FutureGenerator[Committed]:
@@ -64,13 +64,13 @@ class ZooKeeperWriter:
         the request is built again.
         """
         layout, session_id = self._reader.layout, task.session_id
-        known = self.memory.get_known_states(checks, ops, task.connection)
+        known = self.version_cache.get_known_states(checks, ops, task.connection)
         extra: frozenset[str] = frozenset()
         cleared = False
         for attempt in count():
             try:
                 plan = compile_plan(layout, checks, ops, known, session_id=session_id)
-            except NeedStates as need:
+            except MissingStates as need:
                 extra |= need.keys
             except HasDescendants as found:
                 cleared = yield from remove_empty_parents_below(self._lister, task, found, cleared=cleared)
@@ -106,7 +106,7 @@ class ZooKeeperWriter:
         """
         if attempt >= 2:
             yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
-        if attempt and task.connection.is_late(task.deadline):
+        if attempt and task.connection.has_passed(task.deadline):
             raise Unavailable(
                 f"{task.what}: other clients kept changing the same keys for the whole timeout; try again"
             )
@@ -115,7 +115,7 @@ class ZooKeeperWriter:
         sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]
         while True:
             try:
-                above = self.memory.list_parents(checks, ops, extra)
+                above = self.version_cache.list_parents(checks, ops, extra)
                 known = yield from read_states(
                     self._reader, task.connection, list(keys), task.deadline, sessions=sessions, above=above
                 )
@@ -125,10 +125,10 @@ class ZooKeeperWriter:
                 continue
             at_any = [self._reader.layout.guard_path(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
-                self.memory.record_read_states(known, checks, ops)
+                self.version_cache.record_read_states(known, checks, ops)
                 if attempt:  # after a wrong guess the call creates its parents itself
                     return known
-                return self.memory.add_pending_parents(known, checks, ops, task.connection)
+                return self.version_cache.add_pending_parents(known, checks, ops, task.connection)
             yield from task.send(
                 [wire.encode_set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)]
             )  # one further
@@ -148,7 +148,7 @@ class ZooKeeperWriter:
 
     def _write(self, task: WriteTask, plan: MultiPlan, parts: list[bytes]) -> FutureGenerator[Reply]:
         call = task.connection.write(parts, task.deadline)
-        parents = self.memory.parents
+        parents = self.version_cache.parents
         parents.record_sent(plan, task.connection)  # not before, so that dependent writes are sent later
         try:
             reply: Reply = yield call
@@ -167,27 +167,27 @@ class ZooKeeperWriter:
         if not plan.writes:
             return Committed(0)
         entries = written_entries(plan, results, token, now)
-        self.memory.discard(plan.deleted)
-        parents = self.memory.parents
+        self.version_cache.discard(plan.deleted)
+        parents = self.version_cache.parents
         for entry in entries:
-            self.memory.record(entry)
-            parents.record_key_written(parent(entry.key))
+            self.version_cache.record(entry)
+            parents.record_key_written(get_parent(entry.key))
         for above in plan.makes:
             parents.record_key_written(above)
         parents.record_ended(plan)  # by now they count as there
-        emptied = plan.emptied - self.memory.kept
+        emptied = plan.emptied - self.version_cache.kept
         if emptied:
             self._on_emptied(emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
     def _raise_permanent_error(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
         """Raise an error if a transaction was refused for a reason that a retry with newer states cannot change."""
-        self.memory.parents.record_ended(plan)
+        self.version_cache.parents.record_ended(plan)
         if result.failed == len(plan.parts):
             task.require_write_counter(result)
         if result.failed < 0:  # the request as a whole was refused
             if result.error == wire.SESSION_EXPIRED and task.session_id is not None:
-                raise session_lost(task.session_id, task.what)
+                raise session_lost_error(task.session_id, task.what)
             if result.error in FINAL_CODES:
                 raise task.refusal_error(result.error, plan.parts[-1].key)
             return
@@ -213,7 +213,7 @@ class ZooKeeperWriter:
         except NoReply as no_reply:
             raise task.no_reply_error(no_reply, is_write=False) from no_reply
         for entry in entries:
-            self.memory.record(entry)
+            self.version_cache.record(entry)
         keys = sorted((entry.key for entry in entries), reverse=True)
         deleted = 0
         for at in range(0, len(keys), _BATCH):
@@ -224,6 +224,6 @@ class ZooKeeperWriter:
                     raise
                 raise partial_deletion_error(task.what, deleted, len(keys), error) from error
             deleted += len(committed.deleted)
-        above = {each for key in keys for each in ancestors(key)}
+        above = {each for key in keys for each in list_ancestors(key)}
         yield from remove_empty_parents(self._reader, task.connection, above, task.deadline)
         return deleted
