@@ -473,15 +473,15 @@ class VersionKey:
         return f"<version {self.token}>"
 
 
-def check_version(version: Hashable, kind: type) -> None:
+def check_version(version: Hashable, version_class: type) -> None:
     """Raise an error if a version was created by another kind of backend.
 
     Args:
         version: The version to check.
-        kind: The class of the versions of this backend.
+        version_class: The class of the versions of this backend.
     Raises:
         ValueError: The version is from another kind of backend.
     """
-    if not isinstance(version, kind):
+    if not isinstance(version, version_class):
         msg = f"version {version!r} did not come from this store; read the key again with the store that you write with"
         raise ValueError(msg)  # noqa: TRY004 - a wrong value, not a wrong type, for the caller

@@ -146,8 +146,8 @@ class LightFuture(Future[T]):
         """Complete the future with an error."""
         self._end(None, exception)
 
-    def map(self, fn: Callable[[Any], Any], explain: _Explain | None) -> bool:
-        """Convert the result with ``fn`` and the error with ``explain``, without creating another future. See
+    def map(self, fn: Callable[[Any], Any], convert_error: _Explain | None) -> bool:
+        """Convert the result with ``fn`` and the error with ``convert_error``, without creating another future. See
         ``mapped``.
 
         Returns:
@@ -157,10 +157,10 @@ class LightFuture(Future[T]):
             if self._is_plain or (self._mapping is not None and not self._has_ended):
                 return False
             if not self._has_ended:
-                self._mapping = (fn, explain)
+                self._mapping = (fn, convert_error)
                 return True
         before = self._error
-        self._value, self._error = _apply((fn, explain), self._value, before)
+        self._value, self._error = _apply((fn, convert_error), self._value, before)
         _raise_interrupt(self._error, before)
         return True
 
@@ -215,11 +215,11 @@ def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -
     """Return the value or error of a future after the conversions in ``mapping``."""
     if mapping is None:
         return result, error
-    fn, explain = mapping
+    fn, convert_error = mapping
     try:
         if error is None:
             return fn(result), None
-        return None, error if explain is None else explain(error)
+        return None, error if convert_error is None else convert_error(error)
     except BaseException as raised:
         return None, raised
 
@@ -272,41 +272,41 @@ def attempt(call: Callable[[], T]) -> Future[T]:
         return failed(error)
 
 
-def chain(source: Future[Any], outcome: Future[Any]) -> None:
-    """Copy the result or error of ``source`` to ``outcome`` when ``source`` is done."""
+def chain(source: Future[Any], target: Future[Any]) -> None:
+    """Copy the result or error of ``source`` to ``target`` when ``source`` is done."""
 
     def ended(done: Future[Any]) -> None:
         error = CancelledError() if done.cancelled() else done.exception()
         if error is not None:
-            reject(outcome, error)
+            reject(target, error)
         else:
-            resolve(outcome, done.result())
+            resolve(target, done.result())
 
     source.add_done_callback(ended)
 
 
-def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
+def then(future: Future[T], fn: Callable[[T], U], convert_error: _Explain | None = None) -> Future[U]:
     """Return a new future of ``fn(result)``, where ``result`` is that of ``future``.
 
     Args:
         future: The source future.
         fn: Converts the result. Called in the thread that completes the source future.
-        explain: Converts the error. None passes it on unchanged.
+        convert_error: Converts the error. None passes it on unchanged.
     """
     outcome: LightFuture[Any] = LightFuture()
-    outcome.map(fn, explain)
+    outcome.map(fn, convert_error)
     chain(future, outcome)
     return outcome
 
 
-def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
+def mapped(future: Future[T], fn: Callable[[T], U], convert_error: _Explain | None = None) -> Future[U]:
     """Convert the result of a future like ``then``, but reuse the same future if possible.
 
-    Only the exclusive owner of the future may call this. ``fn`` and ``explain`` must be fast and take no locks.
+    Only the exclusive owner of the future may call this. ``fn`` and ``convert_error`` must be fast and take no locks.
     """
-    if isinstance(future, LightFuture) and future.map(fn, explain):
+    if isinstance(future, LightFuture) and future.map(fn, convert_error):
         return future
-    return then(future, fn, explain)
+    return then(future, fn, convert_error)
 
 
 def together(futures: Sequence[Future[T]]) -> Future[list[T]]:

@@ -11,7 +11,7 @@ from latchwork.errors import StoreFull
 _log = logging.getLogger(__name__)
 
 
-class SpaceNotice:
+class OutOfSpaceLog:
     """Logs once that a store is out of space, and once that it has space again. Thread-safe.
 
     Args:

@@ -148,7 +148,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
     own = {name: given.pop(name) for name in ("root", "user", "password") if name in given}
     written = _parse_query(query)
     options = {**{name: value for name, value in written if value}, **{name: str(given[name]) for name in given}}
-    hosts, user, password, where, root = _locate(spec, authority, path, options)
+    hosts, user, password, where, root = _parse_location(spec, authority, path, options)
     root = str(own["root"]).removeprefix("/") if "root" in own else root
     _refuse_repeated(name for name, _ in written)
     _refuse_unknown(spec, options)
@@ -247,7 +247,7 @@ def _option_for_message(name: str) -> str:
 _Place = tuple[tuple[tuple[str, int], ...], "str | None", "str | None", "str | None", str]
 
 
-def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]) -> _Place:
+def _parse_location(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]) -> _Place:
     """Return the hosts, user, password, path and root that a URL contains."""
     if spec.location == "file":
         return (), None, None, _file_path(spec, authority, path), options.pop("root", DEFAULT_ROOT).removeprefix("/")

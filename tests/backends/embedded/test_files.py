@@ -224,8 +224,8 @@ class Interrupted:
 def test_a_file_whose_tables_another_makes_at_this_moment_is_no_file_of_another_application(tmp_path, statement):
     path = tmp_path / "store.db"
     with (
-        contextlib.closing(layout.open_file(path, "normal")) as mine,
-        contextlib.closing(layout.open_file(path, "normal")) as other,
+        contextlib.closing(layout.open_file_connection(path, "normal")) as mine,
+        contextlib.closing(layout.open_file_connection(path, "normal")) as other,
     ):
         conn = Interrupted(mine, statement, lambda: layout.prepare_file(other, path))
         retry_while_locked(lambda: layout.prepare_file(conn, path), SYSTEM_CLOCK.now() + 10, "the file")

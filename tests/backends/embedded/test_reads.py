@@ -10,7 +10,7 @@ from latchwork.backends.grammar import InvalidKeys
 
 @pytest.fixture
 def conn():
-    opened = layout.open_memory()
+    opened = layout.open_memory_connection()
     yield opened
     opened.close()
 
@@ -25,7 +25,7 @@ def test_list_of_many_direct_children_is_one_statement(conn):
     fill(conn, keys)
     statements = []
     conn.set_trace_callback(statements.append)
-    found = reads.list_below(conn, "r", "p", InvalidKeys("r"), recursive=False, limit=None, start_after=None)
+    found = reads.list_entries_below(conn, "r", "p", InvalidKeys("r"), recursive=False, limit=None, start_after=None)
     assert [entry.key for entry in found] == keys
     assert len(statements) == 1
 
@@ -39,7 +39,9 @@ def test_list_of_a_prefix_costs_the_same_next_to_a_large_one(conn):
             count += 1
 
         conn.set_progress_handler(step, 1)
-        found = reads.list_below(conn, "r", "mine", InvalidKeys("r"), recursive=False, limit=None, start_after=None)
+        found = reads.list_entries_below(
+            conn, "r", "mine", InvalidKeys("r"), recursive=False, limit=None, start_after=None
+        )
         conn.set_progress_handler(None, 0)
         assert [entry.key for entry in found] == ["mine/a", "mine/b"]
         return count
@@ -55,6 +57,6 @@ def test_list_of_direct_children_takes_one_more_statement_for_each_subtree_howev
     fill(conn, ["p", "p/a", "p/b", "p/b-", "p/c", *below, "p0"])
     statements = []
     conn.set_trace_callback(statements.append)
-    found = reads.list_below(conn, "r", "p", InvalidKeys("r"), recursive=False, limit=None, start_after=None)
+    found = reads.list_entries_below(conn, "r", "p", InvalidKeys("r"), recursive=False, limit=None, start_after=None)
     assert [entry.key for entry in found] == ["p/a", "p/b", "p/b-", "p/c"]
     assert len(statements) == 3

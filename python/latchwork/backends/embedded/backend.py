@@ -56,7 +56,7 @@ class EmbeddedBackend(Backend):
         self._root = url.root
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
-        self._boot = sessions.boot_id()
+        self._boot = sessions.read_boot_id()
         self._ahead_s = 0.0 if url.scheme == "memory" else sessions.clock_offset_s()
         self._lock = mutex()
         self._invalid_keys = InvalidKeys(self._root)
@@ -112,13 +112,13 @@ class EmbeddedBackend(Backend):
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
         """Read a key, linearizably. The future returns its entry, or None if it does not exist."""
-        return self._read(lambda conn: reads.get(conn, self._root, key))
+        return self._read(lambda conn: reads.read_entry(conn, self._root, key))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
         """Read several keys at one point in time. The future returns an entry or None for each key, in order."""
 
         def work(conn: sqlite3.Connection) -> builtins.list[Entry | None]:
-            found = reads.get_many(conn, self._root, keys)
+            found = reads.read_entries(conn, self._root, keys)
             return [found.get(key) for key in keys]
 
         return self._read(work)
@@ -134,7 +134,7 @@ class EmbeddedBackend(Backend):
     ) -> Future[builtins.list[Entry]]:
         """Read the entries below a prefix at one point in time, sorted by key. See ``Backend.list``."""
         return self._read(
-            lambda conn: reads.list_below(
+            lambda conn: reads.list_entries_below(
                 conn,
                 self._root,
                 prefix,
@@ -147,7 +147,7 @@ class EmbeddedBackend(Backend):
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
         """Read the names directly below a prefix, unique and sorted."""
-        return self._read(lambda conn: reads.children(conn, self._root, prefix, self._invalid_keys))
+        return self._read(lambda conn: reads.list_child_names(conn, self._root, prefix, self._invalid_keys))
 
     # Writes.
 
@@ -220,13 +220,13 @@ class EmbeddedBackend(Backend):
 
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
             self._renew(conn, session)
-            return writes.commit(conn, self._root, checks, ops, self._remove_expired_and_make_check(conn))
+            return writes.apply_transaction(conn, self._root, checks, ops, self._remove_expired_and_make_check(conn))
 
         return attempt(lambda: _or_raise(self._write(work)))
 
     def _renew(self, conn: sqlite3.Connection, session: EmbeddedSession) -> None:
         alive = session.id not in self._ended
-        if not alive or not sessions.renew(conn, self._root, session.id, self._boot, self._machine_time()):
+        if not alive or not sessions.renew_session(conn, self._root, session.id, self._boot, self._machine_time()):
             raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
@@ -303,9 +303,9 @@ class EmbeddedBackend(Backend):
             alive = self._make_session_check(conn)
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
-            deadline = sessions.next_deadline(conn)
+            deadline = sessions.find_next_deadline(conn)
             local = None if deadline is None else deadline + self._ahead_s
-            return WatchEvents(reads.newest_token(conn), local, events), gone
+            return WatchEvents(reads.read_newest_token(conn), local, events), gone
 
         view, gone = self._db.read(work, self._call_timeout_s)
         for session in gone:
@@ -336,7 +336,7 @@ class EmbeddedBackend(Backend):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise Closed(f"{self._db.where} was closed; connect again")
+            raise Closed(f"{self._db.location} was closed; connect again")
 
     def _read(self, work: Work[T]) -> Future[T]:
         def run() -> T:
@@ -364,7 +364,7 @@ class EmbeddedBackend(Backend):
 
     def _commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Committed:
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
-            return writes.commit(conn, self._root, checks, ops, self._remove_expired_and_make_check(conn))
+            return writes.apply_transaction(conn, self._root, checks, ops, self._remove_expired_and_make_check(conn))
 
         def only_checks(conn: sqlite3.Connection) -> Committed | Conflict:
             failed = writes.find_failed_checks(conn, self._root, checks, self._make_session_check(conn))
@@ -377,12 +377,12 @@ class EmbeddedBackend(Backend):
         """Return a function that checks whether a session is active. Call it only inside a transaction."""
         now = self._machine_time()
         return lambda session_id: (
-            session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
+            session_id not in self._ended and sessions.is_session_alive(conn, self._root, session_id, self._boot, now)
         )
 
     def _remove_expired_and_make_check(self, conn: sqlite3.Connection) -> writes.IsAlive:
         """Remove expired sessions with their keys, then return a function that checks whether a session is active."""
-        for session_id in sessions.find_expired(conn, self._machine_time()):
+        for session_id in sessions.find_expired_sessions(conn, self._machine_time()):
             sessions.end_session(conn, session_id)
         return self._make_session_check(conn)
 
@@ -396,7 +396,7 @@ class EmbeddedBackend(Backend):
         session = EmbeddedSession(self, session_id, ttl_s=ttl_s, opened_at=opened_at, token=token, on_gone=on_gone)
         with self._lock:
             if self._closed:
-                raise Closed(f"{self._db.where} was closed; connect again")  # the row goes at its deadline
+                raise Closed(f"{self._db.location} was closed; connect again")  # the row goes at its deadline
             self._sessions[session_id] = session
         # Its own poller must know the new deadline, and so must the others: this one's thread may not live to see it.
         (self._memory or self._poller).poll_soon()
@@ -424,7 +424,11 @@ class EmbeddedBackend(Backend):
 
         def work(conn: sqlite3.Connection) -> bool:
             now = self._machine_time()
-            dead = {*ended, *sessions.find_expired(conn, now), *sessions.find_from_earlier_boots(conn, self._boot, now)}
+            dead = {
+                *ended,
+                *sessions.find_expired_sessions(conn, now),
+                *sessions.find_sessions_of_earlier_boots(conn, self._boot, now),
+            }
             for session_id in sorted(dead):
                 sessions.end_session(conn, session_id)
             return bool(dead)
@@ -443,10 +447,10 @@ class EmbeddedBackend(Backend):
         events: builtins.list[WatchEvent | None] = []
         for watch in watches:
             if watch.is_new or changes is None:
-                found = reads.list_at_and_below(conn, self._root, watch.prefix, self._invalid_keys)
+                found = reads.list_entries_at_and_below(conn, self._root, watch.prefix, self._invalid_keys)
                 events.append(Snapshot(tuple(found), as_of))
                 continue
-            own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
+            own = tuple(change for change in changes if reads.is_at_or_below(change.key, watch.prefix))
             events.append(Delta(own, as_of) if own else None)
         return events
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 from latchwork._base.event import Signal
 from latchwork._base.files import explain_write_failure, make_file
 from latchwork.backends.embedded import layout
-from latchwork.backends.embedded.pool import Pool
-from latchwork.backends.space import SpaceNotice
+from latchwork.backends.embedded.pool import ConnectionPool
+from latchwork.backends.space import OutOfSpaceLog
 from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, PermissionDenied, StoreFull, Unavailable
@@ -47,11 +47,11 @@ _FREED_PAGES, _READERS_MS = 250, 30
 class Database:
     """A database in a file or in memory, with transactions that end within a time limit. Thread-safe."""
 
-    def __init__(self, where: str, readers: Pool, writer: Pool) -> None:
-        self.where = where
+    def __init__(self, location: str, readers: ConnectionPool, writer: ConnectionPool) -> None:
+        self.location = location
         self._readers = readers
         self._writer = writer
-        self._space = SpaceNotice(where, self.has_space)
+        self._space = OutOfSpaceLog(location, self.has_space)
 
     def read(self, work: Work[T], limit_s: float) -> T:
         """Run a function in a read transaction on the newest committed state, and return its result.
@@ -66,10 +66,10 @@ class Database:
         self.check()
         try:
             return self._readers.use(
-                lambda conn: retry_while_locked(lambda: _read(conn, work), deadline, self.where), deadline
+                lambda conn: retry_while_locked(lambda: _read(conn, work), deadline, self.location), deadline
             )
         except sqlite3.Error as error:
-            raise translate_error(error, self.where) from error
+            raise translate_error(error, self.location) from error
 
     def write(self, work: Work[T], limit_s: float) -> T:
         """Run a function in an exclusive write transaction, commit it, and return the result of the function.
@@ -85,7 +85,7 @@ class Database:
         deadline = SYSTEM_CLOCK.now() + limit_s
 
         def commit(conn: sqlite3.Connection) -> T:
-            retry_while_locked(lambda: conn.execute("BEGIN IMMEDIATE"), deadline, self.where)
+            retry_while_locked(lambda: conn.execute("BEGIN IMMEDIATE"), deadline, self.location)
             self.check()
             result = work(conn)
             self._commit(conn)
@@ -95,7 +95,7 @@ class Database:
         try:
             result = self._writer.use(commit, deadline)
         except sqlite3.Error as error:
-            ours = translate_error(error, self.where)
+            ours = translate_error(error, self.location)
             if isinstance(ours, StoreFull):
                 self._space.record_refusal(ours)
             raise ours from error
@@ -126,7 +126,7 @@ class Database:
             if "I/O" not in str(error):
                 raise
             raise OutcomeUnknown(
-                f"{self.where} failed while committing ({error}); read back, then check its disk"
+                f"{self.location} failed while committing ({error}); read back, then check its disk"
             ) from error
 
 
@@ -143,20 +143,20 @@ class FileDatabase(Database):
         """
         path = self.path = Path(url.path or "").absolute()
         layout.check_path(path)
-        where = f"store file {path}"
+        location = f"store file {path}"
         mode = url.options.get("file_mode")
         try:
             make_file(path, "store file", None if mode is None else int(mode, 8), remedy=_REMEDY)
         except OSError as error:
-            raise ConnectFailed(f"{where} cannot be created: {error}; name another file in the URL") from error
+            raise ConnectFailed(f"{location} cannot be created: {error}; name another file in the URL") from error
 
-        open_file = partial(layout.open_file, path, url.options.get("sync", "normal"))
+        open_file = partial(layout.open_file_connection, path, url.options.get("sync", "normal"))
 
         def opener(deadline: float) -> sqlite3.Connection:
-            return _opened(open_file, deadline, where)
+            return _opened(open_file, deadline, location)
 
-        super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
-        self._probes = Pool(opener, 1, where)  # its connection reports changes of the data version
+        super().__init__(location, ConnectionPool(opener, _MAX_READERS, location), ConnectionPool(opener, 1, location))
+        self._probes = ConnectionPool(opener, 1, location)  # its connection reports changes of the data version
         self._version = -1
         self._commits = 0
         self._identity = (0, 0)
@@ -176,7 +176,7 @@ class FileDatabase(Database):
         except sqlite3.Error as error:
             if is_busy(error):
                 return True
-            raise translate_error(error, self.where) from error
+            raise translate_error(error, self.location) from error
         before, self._version = self._version, version
         return bool(before != version)
 
@@ -188,7 +188,9 @@ class FileDatabase(Database):
         except OSError:
             same = False
         if not same:
-            raise Unavailable(f"{self.where} was deleted or replaced while in use; close this store and connect again")
+            raise Unavailable(
+                f"{self.location} was deleted or replaced while in use; close this store and connect again"
+            )
 
     def has_space(self) -> bool:
         """Return whether the disk has enough space for a write of typical size."""
@@ -211,7 +213,7 @@ class FileDatabase(Database):
             if free > max(_FREE_PAGES, pages * _FREE_PART):
                 conn.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")  # execute would free one page
         except (OSError, sqlite3.Error) as error:  # the next time, then
-            _log.debug("%s was not compacted: %s", self.where, error)
+            _log.debug("%s was not compacted: %s", self.location, error)
         finally:
             conn.execute("PRAGMA busy_timeout = 0")
 
@@ -224,24 +226,24 @@ class FileDatabase(Database):
         deadline = SYSTEM_CLOCK.now() + connect_timeout_s
         try:
             self._writer.use(
-                lambda conn: retry_while_locked(lambda: layout.prepare_file(conn, self.path), deadline, self.where),
+                lambda conn: retry_while_locked(lambda: layout.prepare_file(conn, self.path), deadline, self.location),
                 deadline,
             )
         except sqlite3.Error as error:
-            raise as_connect_failure(translate_error(error, self.where)) from error
+            raise convert_connect_error(translate_error(error, self.location)) from error
         except Unavailable as error:
-            raise as_connect_failure(error) from error.__cause__
+            raise convert_connect_error(error) from error.__cause__
         found = self.path.stat()
         self._identity = (found.st_dev, found.st_ino)
 
 
-def retry_while_locked(call: Callable[[], T], deadline: float, where: str) -> T:
+def retry_while_locked(call: Callable[[], T], deadline: float, location: str) -> T:
     """Repeat a call while another process holds the lock of the database, and return its result.
 
     Args:
         call: The function to call.
         deadline: Local clock time after which it is not called again.
-        where: Description of the database for messages.
+        location: Description of the database for messages.
     Raises:
         Unavailable: Another process still held the lock at the deadline.
     """
@@ -255,25 +257,25 @@ def retry_while_locked(call: Callable[[], T], deadline: float, where: str) -> T:
                 raise
             if left_s <= 0:
                 raise Unavailable(
-                    f"{where} was locked by another process for the whole timeout; "
+                    f"{location} was locked by another process for the whole timeout; "
                     "look for a stopped process that has it open"
                 ) from error
         SYSTEM_CLOCK.wait(_never, min(left_s, pause_s * random.uniform(0.3, 1.0)))
         pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
 
-def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, where: str) -> sqlite3.Connection:
+def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, location: str) -> sqlite3.Connection:
     try:
-        return retry_while_locked(opener, deadline, where)
+        return retry_while_locked(opener, deadline, location)
     except sqlite3.Error as error:
-        raise translate_error(error, where) from error
+        raise translate_error(error, location) from error
 
 
 def open_memory_database(name: str) -> Database:
     """Create an empty in-memory database, with one connection for reads and writes."""
-    where = f"store memory://{name}"
-    pool = Pool(lambda _deadline: layout.open_memory(), 1, where)
-    return Database(where, pool, pool)
+    location = f"store memory://{name}"
+    pool = ConnectionPool(lambda _deadline: layout.open_memory_connection(), 1, location)
+    return Database(location, pool, pool)
 
 
 def _read(conn: sqlite3.Connection, work: Work[T]) -> T:
@@ -290,29 +292,35 @@ def is_busy(error: sqlite3.Error) -> bool:
     return "locked" in str(error)
 
 
-def translate_error(error: sqlite3.Error, where: str) -> LatchworkError:
+def translate_error(error: sqlite3.Error, location: str) -> LatchworkError:
     """Convert an SQLite error that ended a transaction before its commit to one of latchwork's errors.
 
     Args:
         error: The error.
-        where: Description of the database for the message.
+        location: Description of the database for the message.
     """
     text = str(error)  # codes are known to Python 3.11 and newer only; the texts have been stable for decades
     if is_busy(error):
-        return Unavailable(f"{where} was locked by another process; try again")
+        return Unavailable(f"{location} was locked by another process; try again")
     if "full" in text:
-        return StoreFull(f"{where} cannot grow ({text}); free space on its disk")
+        return StoreFull(f"{location} cannot grow ({text}); free space on its disk")
     if "readonly" in text or "read-only" in text:
-        return PermissionDenied(f"{where} is read-only for this account ({text}); change its mode or that of its disk")
+        return PermissionDenied(
+            f"{location} is read-only for this account ({text}); change its mode or that of its disk"
+        )
     if "not a database" in text or "malformed" in text:
         return ConnectFailed(
-            f"{where} is no SQLite database or a damaged one ({text}); restore it or name another file"
+            f"{location} is no SQLite database or a damaged one ({text}); restore it or name another file"
         )
     if "unable to open" in text:
-        return ConnectFailed(f"{where} cannot be opened ({text}); check its directory and the limit on open files")
-    return Unavailable(f"{where} failed ({text}); check its disk")
+        return ConnectFailed(f"{location} cannot be opened ({text}); check its directory and the limit on open files")
+    return Unavailable(f"{location} failed ({text}); check its disk")
 
 
-def as_connect_failure(error: Exception) -> Exception:
-    """Convert an error that prevented connecting to ``ConnectFailed`` if it is ``Unavailable``."""
+def convert_connect_error(error: Exception) -> Exception:
+    """Return the error to raise when opening a database has failed: ``ConnectFailed`` instead of ``Unavailable``.
+
+    Args:
+        error: The error. It is returned unchanged unless it is ``Unavailable``.
+    """
     return ConnectFailed(str(error)) if type(error) is Unavailable else error

@@ -48,14 +48,14 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION}"""  # noqa: S608 - two numbers of ours
 
 
-def open_memory() -> sqlite3.Connection:
+def open_memory_connection() -> sqlite3.Connection:
     """Open a connection to a new database in memory, and create its tables."""
     conn = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     create_tables(conn)
     return conn
 
 
-def open_file(path: Path, sync: str) -> sqlite3.Connection:
+def open_file_connection(path: Path, sync: str) -> sqlite3.Connection:
     """Open a connection to a database file. The file is created empty if it does not exist.
 
     Does not read or write the file yet.

@@ -20,27 +20,27 @@ T = TypeVar("T")
 Opener = Callable[[float], sqlite3.Connection]
 
 
-class _Turn:
+class _ConnectionRequest:
     """A request of a thread to use a connection. It may still be waiting."""
 
     def __init__(self) -> None:
-        self.come: Signal | None = None  # for one that waits
+        self.granted: Signal | None = None  # for one that waits
 
 
-class Pool:
+class ConnectionPool:
     """A pool of SQLite connections, each used by one thread at a time. Waiting threads are served in order.
     Thread-safe.
     """
 
-    def __init__(self, opener: Opener, limit: int, where: str) -> None:
+    def __init__(self, opener: Opener, limit: int, location: str) -> None:
         self._opener = opener
         self._limit = limit
-        self._where = where
+        self._where = location
         self._lock = mutex()
         self._closed = False
         self._open: list[sqlite3.Connection] = []
-        self._queue: dict[_Turn, None] = {}
-        self._lent: dict[_Turn, sqlite3.Connection | None] = {}  # None: to be opened
+        self._queue: dict[_ConnectionRequest, None] = {}
+        self._lent: dict[_ConnectionRequest, sqlite3.Connection | None] = {}  # None: to be opened
         self._rests: Signal | None = None  # while a fork is near: set once nothing is in use
         _pools.add(self)
 
@@ -53,40 +53,40 @@ class Pool:
             Unavailable: All connections were in use until the deadline.
             Closed: The pool is closed.
         """
-        turn = _Turn()
+        request = _ConnectionRequest()
         try:
-            return work(self._take(turn, deadline))
+            return work(self._take(request, deadline))
         finally:
             try:
-                self._return_connection(turn)
+                self._return_connection(request)
             except BaseException:  # an interrupt: a connection that stays in a transaction would lock the file
-                self._return_connection(turn)
+                self._return_connection(request)
                 raise
 
-    def _take(self, turn: _Turn, deadline: float) -> sqlite3.Connection:
+    def _take(self, request: _ConnectionRequest, deadline: float) -> sqlite3.Connection:
         with self._lock:
             self._refuse_closed("")
-            self._queue[turn] = None
+            self._queue[request] = None
             self._serve()
-            if turn not in self._lent:
-                turn.come = Signal()
-        if turn.come is not None:
-            SYSTEM_CLOCK.wait(turn.come, deadline - SYSTEM_CLOCK.now())
+            if request not in self._lent:
+                request.granted = Signal()
+        if request.granted is not None:
+            SYSTEM_CLOCK.wait(request.granted, deadline - SYSTEM_CLOCK.now())
         with self._lock:
-            if turn not in self._lent:
+            if request not in self._lent:
                 self._refuse_closed(" while this call waited")
                 raise Unavailable(f"{self._where} was in use by other threads for the whole timeout; try again")
-            conn = self._lent[turn]
-        return conn or self._connect(turn, deadline)
+            conn = self._lent[request]
+        return conn or self._connect(request, deadline)
 
-    def _return_connection(self, turn: _Turn) -> None:
+    def _return_connection(self, request: _ConnectionRequest) -> None:
         """Return a connection to the pool, or stop waiting for one. Idempotent."""
-        conn = self._lent.get(turn)
+        conn = self._lent.get(request)
         if conn is not None and (fails_to_roll_back(conn) or self._closed):
             self._drop(conn)
         with self._lock:
-            self._queue.pop(turn, None)
-            self._lent.pop(turn, None)
+            self._queue.pop(request, None)
+            self._lent.pop(request, None)
             if self._rests is not None and not self._lent:
                 self._rests.set()
             self._serve()
@@ -134,30 +134,30 @@ class Pool:
     def _serve(self) -> None:
         """Assign available connections to waiting threads. The caller holds the mutex."""
         while self._queue and not self._closed and self._rests is None:
-            turn = next(iter(self._queue))
-            if turn not in self._lent:
+            request = next(iter(self._queue))
+            if request not in self._lent:
                 idle = self._idle()
                 if not idle and len(self._lent) >= self._limit:
                     break
-                self._lent[turn] = idle[-1] if idle else None
-            del self._queue[turn]
+                self._lent[request] = idle[-1] if idle else None
+            del self._queue[request]
         self._wake(self._lent)
 
     @staticmethod
-    def _wake(turns: Iterable[_Turn]) -> None:
-        for turn in turns:
-            if turn.come is not None:
-                turn.come.set()
+    def _wake(requests: Iterable[_ConnectionRequest]) -> None:
+        for request in requests:
+            if request.granted is not None:
+                request.granted.set()
 
     def _refuse_closed(self, when: str) -> None:
         if self._closed:
             raise Closed(f"{self._where} was closed{when}; connect again")
 
-    def _connect(self, turn: _Turn, deadline: float) -> sqlite3.Connection:
+    def _connect(self, request: _ConnectionRequest, deadline: float) -> sqlite3.Connection:
         conn = self._opener(deadline)
         with self._lock:
             self._open.append(conn)
-            self._lent[turn] = conn
+            self._lent[request] = conn
         return conn
 
     def _drop(self, conn: sqlite3.Connection) -> None:
@@ -177,7 +177,7 @@ def fails_to_roll_back(conn: sqlite3.Connection) -> bool:
     return False
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_pools: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
 _of_the_parent: list[sqlite3.Connection] = []
 _forks = threading.Lock()
 #: Seconds that a fork waits at most for calls of other threads, which may wait for another process.

@@ -40,19 +40,21 @@ _IS_PLAIN = "key NOT GLOB '*[^ -~]*'"
 _SUBTREE = f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key >= ? AND key < ? ORDER BY key"  # noqa: S608
 
 
-def is_under(key: str, prefix: str) -> bool:
+def is_at_or_below(key: str, prefix: str) -> bool:
     """Return whether a key equals a prefix or is below it. False for reserved keys."""
     if not prefix:
         return not key.startswith("@")
     return key.startswith(prefix) and (len(key) == len(prefix) or key[len(prefix)] == "/")
 
 
-def newest_token(conn: sqlite3.Connection) -> int:
+def read_newest_token(conn: sqlite3.Connection) -> int:
     """Return the token of the newest write in the database."""
     return int(conn.execute("SELECT token FROM state").fetchone()[0])
 
 
-def list_older(conn: sqlite3.Connection, root: str, key_prefix: str, created: int, most: int) -> tuple[str, ...] | None:
+def list_older_keys(
+    conn: sqlite3.Connection, root: str, key_prefix: str, created: int, max_count: int
+) -> tuple[str, ...] | None:
     """Return the names of the keys that begin with a key prefix and were created before a token, the oldest first.
 
     Args:
@@ -60,27 +62,27 @@ def list_older(conn: sqlite3.Connection, root: str, key_prefix: str, created: in
         root: The root of the store.
         key_prefix: The parent and the beginning of the names.
         created: The token.
-        most: The maximum number of names.
+        max_count: The maximum number of names.
 
     Returns:
-        The last segment of each key, or None if there are more than ``most``.
+        The last segment of each key, or None if there are more than ``max_count``.
     """
     query = "SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND created < ? ORDER BY created LIMIT ?"
-    rows = conn.execute(query, (root, key_prefix, key_prefix + _END, created, most + 1)).fetchall()
-    if len(rows) > most:
+    rows = conn.execute(query, (root, key_prefix, key_prefix + _END, created, max_count + 1)).fetchall()
+    if len(rows) > max_count:
         return None
     start = key_prefix.rfind("/") + 1
     names = (key[start:] for (key,) in rows if isinstance(key, str))
     return tuple(name for name in names if "/" not in name)
 
 
-def get(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
+def read_entry(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
     """Read the entry of a key. Return None if it does not exist."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key = ?", (root, key)).fetchone()  # noqa: S608
     return _entry(row) if row else None
 
 
-def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
+def read_entries(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
     """Read several keys. Return a dictionary of the entries by key, without the keys that do not exist."""
     found: dict[str, Entry] = {}
     rest = iter(keys)
@@ -91,7 +93,7 @@ def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[s
     return found
 
 
-def list_below(
+def list_entries_below(
     conn: sqlite3.Connection,
     root: str,
     prefix: str,
@@ -106,13 +108,15 @@ def list_below(
     return list(islice(_known(walk, invalid_keys), limit))
 
 
-def list_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, invalid_keys: InvalidKeys) -> list[Entry]:
+def list_entries_at_and_below(
+    conn: sqlite3.Connection, root: str, prefix: str, invalid_keys: InvalidKeys
+) -> list[Entry]:
     """Read the entry at a prefix, if it exists, and its whole subtree."""
-    own = get(conn, root, prefix) if prefix else None
+    own = read_entry(conn, root, prefix) if prefix else None
     return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), invalid_keys))
 
 
-def children(conn: sqlite3.Connection, root: str, prefix: str, invalid_keys: InvalidKeys) -> list[str]:
+def list_child_names(conn: sqlite3.Connection, root: str, prefix: str, invalid_keys: InvalidKeys) -> list[str]:
     """Read the names directly below a prefix, unique and sorted, including names that only have keys below them."""
     skip = len(prefix) + 1 if prefix else 0
     names: set[str] = set()
@@ -139,7 +143,7 @@ def list_keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, lim
     for low, high in _ranges_of_subtree(prefix, None):
         query = f"SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND {_IS_PLAIN} LIMIT ?"  # noqa: S608
         found.extend(key for (key,) in conn.execute(query, (root, low, high, limit - len(found))))
-    if prefix and len(found) < limit and get(conn, root, prefix):
+    if prefix and len(found) < limit and read_entry(conn, root, prefix):
         found.append(prefix)
     return found
 
@@ -160,12 +164,12 @@ def read_changes_since(
     order: dict[str, int] = {}
     for table in ("tombstones", "entries"):  # a key in both was created again: its entry counts
         found = conn.execute(written.format(table), (root, token))
-        order.update((key, at) for at, key in found if any(is_under(key, prefix) for prefix in prefixes))
+        order.update((key, at) for at, key in found if any(is_at_or_below(key, prefix) for prefix in prefixes))
     unknown = [key for key in order if not is_key(key)]
     invalid_keys.record(unknown)
     for key in unknown:
         del order[key]
-    present = get_many(conn, root, order)
+    present = read_entries(conn, root, order)
     return [Change(key, present.get(key)) for key in sorted(order, key=lambda key: order[key])]
 
 

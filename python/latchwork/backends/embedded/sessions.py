@@ -90,7 +90,7 @@ class EmbeddedSession:
             told()
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Return an ID that changes with each restart of this machine. Empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
@@ -139,15 +139,15 @@ def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, n
     return session_id, writes.next_token(conn)
 
 
-def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
+def renew_session(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
     """Extend a session by its TTL from ``now``. Return False if the session has ended."""
-    if not is_alive(conn, root, session_id, boot, now):
+    if not is_session_alive(conn, root, session_id, boot, now):
         return False
     conn.execute("UPDATE sessions SET deadline = ? + ttl_s WHERE id = ?", (now, session_id))
     return True
 
 
-def is_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
+def is_session_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
     """Return whether a session is active: not removed, not expired, and opened since the machine was started."""
     query = "SELECT 1 FROM sessions WHERE id = ? AND root = ? AND boot = ? AND deadline > ? AND deadline <= ? + ttl_s"
     return conn.execute(query, (session_id, root, boot, now, now + _SLACK_S)).fetchone() is not None
@@ -163,7 +163,7 @@ def end_session(conn: sqlite3.Connection, session_id: str) -> None:
     writes.delete_keys(conn, root, keys)
 
 
-def find_expired(conn: sqlite3.Connection, now: float) -> list[str]:
+def find_expired_sessions(conn: sqlite3.Connection, now: float) -> list[str]:
     """Return the IDs of expired sessions that were opened since the machine was started.
 
     This is fast, because every write calls it.
@@ -171,7 +171,7 @@ def find_expired(conn: sqlite3.Connection, now: float) -> list[str]:
     return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
 
 
-def find_from_earlier_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
+def find_sessions_of_earlier_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
     """Return the IDs of sessions that were opened before the machine was restarted.
 
     A session whose deadline is more than its TTL in the future is one of them.
@@ -180,7 +180,7 @@ def find_from_earlier_boots(conn: sqlite3.Connection, boot: str, now: float) -> 
     return [session_id for (session_id,) in conn.execute(query, (boot, now + _SLACK_S))]
 
 
-def next_deadline(conn: sqlite3.Connection) -> float | None:
+def find_next_deadline(conn: sqlite3.Connection) -> float | None:
     """Return the time at which the next session expires, or None if there are no sessions."""
     deadline = conn.execute("SELECT min(deadline) FROM sessions").fetchone()[0]
     return None if deadline is None else float(deadline)

@@ -39,10 +39,10 @@ IsAlive = Callable[[str], bool]
 def next_token(conn: sqlite3.Connection) -> int:
     """Return a new token, which is greater than all earlier tokens."""
     conn.execute("UPDATE state SET token = token + 1")
-    return reads.newest_token(conn)
+    return reads.read_newest_token(conn)
 
 
-def commit(
+def apply_transaction(
     conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], ops: Sequence[Op], is_alive: IsAlive
 ) -> Committed | Conflict:
     """Apply all operations if all checks hold, otherwise none.
@@ -60,7 +60,7 @@ def commit(
         InvalidKey: A key is below a session-bound key. The caller must roll back.
     """
     for session in {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}:
-        require_alive(session, is_alive)
+        raise_if_session_ended(session, is_alive)
     existing = [op for op in ops if isinstance(op, Create) and not _holds(conn, root, Absent(op.key), lambda _: True)]
     failed = [*find_failed_checks(conn, root, checks, is_alive), *existing]
     if failed:
@@ -84,9 +84,9 @@ def create_sequential(
         InvalidKey: The parent is bound to a session. The caller must roll back.
     """
     if session is not None:
-        require_alive(session.id, is_alive)
+        raise_if_session_ended(session.id, is_alive)
     full = append_number(key, _take_number(conn, root, key.rpartition("/")[0]))
-    while reads.get(conn, root, full):  # another program created this key
+    while reads.read_entry(conn, root, full):  # another program created this key
         full = append_number(key, _take_number(conn, root, key.rpartition("/")[0]))
     written = _Writer(conn, root)
     written.apply(Create(full, value, session))
@@ -98,11 +98,11 @@ def create_ordered_key(
     conn: sqlite3.Connection, root: str, key_prefix: str, op: Create, is_alive: IsAlive
 ) -> OrderedKey | Conflict:
     """Create a key and read the older keys with the same key prefix. See ``Backend.create_ordered_key``."""
-    done = commit(conn, root, (), (op,), is_alive)
+    done = apply_transaction(conn, root, (), (op,), is_alive)
     if isinstance(done, Conflict):
         return done
     entry = done.entries[0]
-    return OrderedKey(entry, reads.list_older(conn, root, key_prefix, entry.created, MAX_OLDER))
+    return OrderedKey(entry, reads.list_older_keys(conn, root, key_prefix, entry.created, MAX_OLDER))
 
 
 def find_failed_checks(
@@ -134,7 +134,7 @@ def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> Non
     _forget_old_deletions(conn)
 
 
-def require_alive(session_id: str, is_alive: IsAlive) -> None:
+def raise_if_session_ended(session_id: str, is_alive: IsAlive) -> None:
     """Raise ``SessionLost`` if the session has ended."""
     if not is_alive(session_id):
         raise SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")

@@ -24,7 +24,12 @@ from latchwork.backends.outcomes import describe_read
 from latchwork.backends.postgres import SPEC
 from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall, StoreConnector
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
-from latchwork.backends.postgres.commits import PostgresCommit, TreeDeletion, ordered_commit, sequential_commit
+from latchwork.backends.postgres.commits import (
+    PostgresCommit,
+    TreeDeletion,
+    build_ordered_commit,
+    build_sequential_commit,
+)
 from latchwork.backends.postgres.connection import Query, Row, Statement
 from latchwork.backends.postgres.reads import Read, ReadQueue, ReadStatements, decode_entry, decode_text
 from latchwork.backends.postgres.sessions import PostgresSessions
@@ -89,7 +94,7 @@ class PostgresBackend(Backend):
         return replace(
             SPEC.capabilities,
             survives="restart" if self._commits_later else SPEC.capabilities.survives,
-            poll_interval_s=POLL_S if self._connector.pooled else 0.0,
+            poll_interval_s=POLL_S if self._connector.is_pooled else 0.0,
         )
 
     @property
@@ -157,7 +162,9 @@ class PostgresBackend(Backend):
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key whose suffix is the next number below its parent."""
-        return self._write(lambda deadline: sequential_commit(deadline, key, value, session, self._sessions.ended))
+        return self._write(
+            lambda deadline: build_sequential_commit(deadline, key, value, session, self._sessions.ended)
+        )
 
     def create_ordered_key(
         self, key_prefix: str, unique_suffix: str, value: bytes, session: HasId | None
@@ -166,7 +173,7 @@ class PostgresBackend(Backend):
         ``Backend.create_ordered_key``.
         """
         op = Create(key_prefix + unique_suffix, value, session)
-        return self._write(lambda deadline: ordered_commit(deadline, key_prefix, op, self._sessions.ended))
+        return self._write(lambda deadline: build_ordered_commit(deadline, key_prefix, op, self._sessions.ended))
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at a prefix and all keys below it, in several transactions.

@@ -41,9 +41,9 @@ class StoreConnector:
         self.closing = Signal()
 
     @property
-    def pooled(self) -> bool:
+    def is_pooled(self) -> bool:
         """Whether there is a connection pooler, so that this store has no session of the server to itself."""
-        return self._connector.pooled
+        return self._connector.is_pooled
 
     @property
     def server_name(self) -> str:
@@ -145,7 +145,7 @@ class CallQueue(ABC):
         return self._connection is not None or bool(self._queue)
 
     @abstractmethod
-    def _serve(self, calls: list[PostgresCall]) -> None:
+    def _make_calls(self, calls: list[PostgresCall]) -> None:
         """Make these calls and complete their futures. The caller has exclusive use of the connection."""
 
     def submit(self, call: PostgresCall) -> Future[Any]:
@@ -169,7 +169,7 @@ class CallQueue(ABC):
             if self._closed:
                 reject(call.future, self._refusal())
             else:
-                self._serve([call])
+                self._make_calls([call])
         finally:
             self._turn.release()
         return call.future
@@ -235,11 +235,11 @@ class CallQueue(ABC):
                     return
             with self._turn:
                 with self._mutex:
-                    calls = self._take()
+                    calls = self._take_next_calls()
                 if calls:
-                    self._serve(calls)
+                    self._make_calls(calls)
 
-    def _take(self) -> list[PostgresCall]:
+    def _take_next_calls(self) -> list[PostgresCall]:
         """Remove and return the calls that are made together next. The caller holds the mutex."""
         count = min(len(self._queue), 100)
         return [self._queue.popleft() for _ in range(count)]

@@ -23,14 +23,14 @@ class ChangeNotifier:
     """Collects the keys that a store has changed, and notifies the other stores of them. Thread-safe.
 
     Args:
-        who: A unique name of the store.
+        store_name: A unique name of the store.
         clock: The local clock.
         timer: Sends a notification that was not sent with a write.
         send: Sends a notification without a write. Must not block.
     """
 
-    def __init__(self, who: str, clock: Clock, timer: Timer, send: Callable[[], None]) -> None:
-        self._who = who
+    def __init__(self, store_name: str, clock: Clock, timer: Timer, send: Callable[[], None]) -> None:
+        self._who = store_name
         self._clock = clock
         self._timer = timer
         self._send = send
@@ -76,13 +76,13 @@ class ChangeNotifier:
         """Allow the next notification to be sent without a pause, because the store is being closed."""
         self._sent_at = float("-inf")
 
-    def keys_of(self, notification: bytes) -> list[str] | None:
+    def parse_notification(self, notification: bytes) -> list[str] | None:
         """Return the keys in the notification of another store. None means that any key may have changed.
 
         The list is empty for a notification that this store has sent.
         """
-        who, _, told = notification.decode(errors="replace").partition(" ")
-        if who == self._who:
+        store_name, _, told = notification.decode(errors="replace").partition(" ")
+        if store_name == self._who:
             return []
         return None if told == _EVERYTHING else told.split()
 

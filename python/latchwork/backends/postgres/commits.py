@@ -89,7 +89,7 @@ class PostgresCommit(Write):
         deadline: Local clock time.
         checks: The checks.
         ops: The operations.
-        ended: IDs of the sessions that this client has closed.
+        ended_sessions: IDs of the sessions that this client has closed.
         kind: "n" if the operation creates a numbered key, "o" if it also returns the names of older keys, else "".
         key_prefix: The parent of the key and the beginning of its name, which it shares with the older keys.
     """
@@ -99,7 +99,7 @@ class PostgresCommit(Write):
         deadline: float,
         checks: Sequence[SimpleCheck],
         ops: Sequence[Op],
-        ended: Collection[str] = (),
+        ended_sessions: Collection[str] = (),
         *,
         kind: str = "",
         key_prefix: str | None = None,
@@ -111,11 +111,13 @@ class PostgresCommit(Write):
         for check in checks:
             if isinstance(check, At):
                 check_version(check.version, VersionKey)
-        if ended:
+        if ended_sessions:
             for session in self.sessions:
-                if session in ended:
+                if session in ended_sessions:
                     raise session_lost_error(session)
-            failed = [check for check in checks if isinstance(check, SessionAlive) and check.session_id in ended]
+            failed = [
+                check for check in checks if isinstance(check, SessionAlive) and check.session_id in ended_sessions
+            ]
             if failed:
                 raise conflict_error(failed)
         self.size = sum(len(op.value) for op in ops if not isinstance(op, Delete))
@@ -318,8 +320,8 @@ def conflict_error(failed: Sequence[SimpleCheck | Op]) -> Conflict:
     return Conflict(f"nothing was written: {what}{more}; read again, then try again", failed)
 
 
-def sequential_commit(
-    deadline: float, key: str, value: bytes, session: HasId | None, ended: Collection[str]
+def build_sequential_commit(
+    deadline: float, key: str, value: bytes, session: HasId | None, ended_sessions: Collection[str]
 ) -> PostgresCommit:
     """Return the transaction that creates a key whose suffix is the next number below its parent.
 
@@ -328,21 +330,23 @@ def sequential_commit(
         key: The key without the number.
         value: The value.
         session: The session to which the key is bound, or None.
-        ended: IDs of the sessions that this client has closed.
+        ended_sessions: IDs of the sessions that this client has closed.
     """
-    return PostgresCommit(deadline, (), (Create(key, value, session),), ended, kind="n")
+    return PostgresCommit(deadline, (), (Create(key, value, session),), ended_sessions, kind="n")
 
 
-def ordered_commit(deadline: float, key_prefix: str, op: Create, ended: Collection[str]) -> PostgresCommit:
+def build_ordered_commit(
+    deadline: float, key_prefix: str, op: Create, ended_sessions: Collection[str]
+) -> PostgresCommit:
     """Return the transaction that creates a key and reads the older keys with the same key prefix.
 
     Args:
         deadline: Local clock time.
         key_prefix: The parent and the beginning of the names.
         op: The creation of the key.
-        ended: IDs of the sessions that this client has closed.
+        ended_sessions: IDs of the sessions that this client has closed.
     """
-    return PostgresCommit(deadline, (), (op,), ended, kind="o", key_prefix=key_prefix)
+    return PostgresCommit(deadline, (), (op,), ended_sessions, kind="o", key_prefix=key_prefix)
 
 
 def refusal_error(error: ServerError, what: str) -> LatchworkError:

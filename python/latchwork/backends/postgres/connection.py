@@ -61,7 +61,7 @@ class Connector:
     """Opens connections to the server of a cluster that takes writes. Thread-safe.
 
     Attributes:
-        pooled: Whether there is a connection pooler such as PgBouncer, so that each statement may run in a different
+        is_pooled: Whether there is a connection pooler such as PgBouncer, so that each statement may run in a different
             session of the server.
     """
 
@@ -69,7 +69,7 @@ class Connector:
         self._url = url
         self._clock = clock
         self._hosts = list(url.hosts)
-        self.pooled = False
+        self.is_pooled = False
 
     @property
     def server_name(self) -> str:
@@ -108,22 +108,22 @@ class Connector:
                 connection.connect(self._conninfo(host), deadline)
             except ServerError as error:
                 connection.close()
-                if not self.pooled and errors.is_refused_parameter(error):
-                    self.pooled = True
+                if not self.is_pooled and errors.is_refused_parameter(error):
+                    self.is_pooled = True
                     continue
-                raise errors.as_connect_failure(error, self.server_name) from error
+                raise errors.convert_connect_error(error, self.server_name) from error
             except BaseException:
                 connection.close()
                 raise
-            self.pooled = self.pooled or connection.is_pooled(deadline)
-            connection.pooled = self.pooled
+            self.is_pooled = self.is_pooled or connection.detect_pooler(deadline)
+            connection.is_pooled = self.is_pooled
             return connection
 
     def _conninfo(self, host: tuple[str, int]) -> bytes:
         url, options = self._url, self._url.options
         settings = {"statement_timeout": f"{max(1, int(url.call_timeout_s * 1000))}"}
         if "synchronous_commit" in options:
-            if self.pooled:
+            if self.is_pooled:
                 raise ConnectFailed(
                     f"{self.server_name} is behind a pooler that refuses synchronous_commit; set it with ALTER ROLE "
                     "instead"
@@ -142,7 +142,7 @@ class Connector:
             "sslcert": options.get("tls_cert"),
             "sslkey": options.get("tls_key"),
             "target_session_attrs": "read-write",
-            "options": None if self.pooled else " ".join(f"-c {name}={value}" for name, value in settings.items()),
+            "options": None if self.is_pooled else " ".join(f"-c {name}={value}" for name, value in settings.items()),
             "keepalives_idle": 5,
             "keepalives_interval": 2,
             "keepalives_count": 3,
@@ -160,7 +160,7 @@ class PostgresConnection:
         self._generation = 0  # part of the names of prepared statements
         self._owed = 0  # statements with pending answers that will be ignored
         self._poll = select.poll()
-        self.pooled = False
+        self.is_pooled = False
 
     @property
     def fileno(self) -> int:
@@ -183,12 +183,12 @@ class PostgresConnection:
         pg = self._pg = pq.PGconn.connect_start(conninfo)
         while True:
             if pg.status == pq.ConnStatus.BAD:
-                raise errors.error_of_connecting(_message(pg))
+                raise errors.parse_connect_error(_message(pg))
             status = pg.connect_poll()
             if status == pq.PollingStatus.OK:
                 break
             if status == pq.PollingStatus.FAILED:
-                raise errors.error_of_connecting(_message(pg))
+                raise errors.parse_connect_error(_message(pg))
             event = _READ if status == pq.PollingStatus.READING else _WRITE
             poll = select.poll()  # the socket is another one for each address of the host
             poll.register(pg.socket, event)
@@ -198,7 +198,7 @@ class PostgresConnection:
         pg.enter_pipeline_mode()
         self._poll.register(pg.socket, _READ)
 
-    def is_pooled(self, deadline: float) -> bool:
+    def detect_pooler(self, deadline: float) -> bool:
         """Return whether there is a connection pooler between this client and the server.
 
         It is detected because statements are then executed by another server process than the one that was connected.
@@ -221,7 +221,7 @@ class PostgresConnection:
             ConnectionBroken: The connection was lost or the deadline passed. The statements may or may not have been
                 executed.
         """
-        if not self.pooled:
+        if not self.is_pooled:
             return self._run_together(statements, deadline, unanswered)
         # PgBouncer 1.18 counts a server as free after the first of several answers. If this client leaves then, the
         # next client of that server receives the others. So there is never more than one statement without an answer.
@@ -275,7 +275,7 @@ class PostgresConnection:
         query = statement.query
         formats = [_BINARY if at in query.binary else pq.Format.TEXT for at in range(len(statement.params))]
         params: list[Any] = list(statement.params)
-        if self.pooled:
+        if self.is_pooled:
             pg.send_query_params(query.sql, params, None, formats, _BINARY)
         else:
             name = b"%s_%d" % (query.name, self._generation)
@@ -302,7 +302,7 @@ class PostgresConnection:
                 answer = []
                 count -= 1
             elif status == pq.ExecStatus.FATAL_ERROR:
-                answer = errors.error_of_result(result)
+                answer = errors.parse_result_error(result)
                 self._generation += 1  # it is not known whether the failed one was prepared, and twice is an error
                 if pg.status == pq.ConnStatus.BAD:
                     raise ConnectionBroken(str(answer))

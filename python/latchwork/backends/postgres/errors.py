@@ -65,7 +65,7 @@ class ServerError(Exception):
         return self.code == _READ_ONLY
 
 
-def error_of_result(result: pq.abc.PGresult) -> ServerError:
+def parse_result_error(result: pq.abc.PGresult) -> ServerError:
     """Return the error in a failed result of libpq.
 
     Raises:
@@ -83,7 +83,7 @@ def error_of_result(result: pq.abc.PGresult) -> ServerError:
     return ServerError(message, field(pq.DiagnosticField.SQLSTATE), field(pq.DiagnosticField.MESSAGE_DETAIL))
 
 
-def error_of_connecting(message: str) -> Exception:
+def parse_connect_error(message: str) -> Exception:
     """Return the error for a failed attempt to connect.
 
     It is a ``ServerError`` only if a retry would fail in the same way.
@@ -100,7 +100,7 @@ def is_refused_parameter(error: ServerError) -> bool:
     return "unsupported startup parameter" in str(error)
 
 
-def as_connect_failure(error: ServerError, where: str) -> LatchworkError:
+def convert_connect_error(error: ServerError, where: str) -> LatchworkError:
     """Return latchwork's error for a server that refused a connection.
 
     Args:
@@ -124,7 +124,7 @@ def translate_error(error: ServerError, what: str) -> LatchworkError:
         error: The error of the server.
         what: Description of the call with its key, for the message.
     """
-    return _caused(_made(error, what), error)
+    return _caused(_build_error(error, what), error)
 
 
 def unavailable_error(error: Exception, what: str) -> LatchworkError:
@@ -137,7 +137,7 @@ def unavailable_error(error: Exception, what: str) -> LatchworkError:
     return _caused(Unavailable(f"PostgreSQL could not {what} in time ({error}); try again"), error)
 
 
-def _made(error: ServerError, what: str) -> LatchworkError:
+def _build_error(error: ServerError, what: str) -> LatchworkError:
     code, said = error.code, str(error)
     if code == "42501":
         return PermissionDenied(f"the account may not {what} ({said}); see the reference of URLs for what it needs")

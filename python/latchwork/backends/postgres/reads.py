@@ -173,11 +173,11 @@ class Read(PostgresCall):
 class ReadQueue(CallQueue):
     """The queue of the reads of one store. Reads are repeated until their deadline if the connection is lost."""
 
-    def _serve(self, calls: list[PostgresCall]) -> None:
+    def _make_calls(self, calls: list[PostgresCall]) -> None:
         reason: Exception | None = None
         while pending := self._fail_late_calls(calls, reason):
             try:
-                reason = self._try([call for call in pending if isinstance(call, Read)])
+                reason = self._make_reads_once([call for call in pending if isinstance(call, Read)])
             except ConnectionBroken as error:
                 reason = errors.prefer_informative(reason, error)
                 self._disconnect()
@@ -188,7 +188,7 @@ class ReadQueue(CallQueue):
                 self._disconnect()
                 raise
 
-    def _try(self, pending: list[Read]) -> ServerError | None:
+    def _make_reads_once(self, pending: list[Read]) -> ServerError | None:
         """Make the pending reads once. Return the error because of which some were not answered, or None."""
         deadline = min(call.deadline for call in pending)
         connection = self._connected(deadline)

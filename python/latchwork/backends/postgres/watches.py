@@ -202,8 +202,10 @@ class ChangeWatcher:
         if self._connection is None:
             self._connection = self._opener.open(self._clock.now() + self._connector.call_timeout_s)
             self._sweep_at = 0.0
-            if not self._connector.pooled:
-                _ask(self._connection, [Statement(self._listen)], self._clock.now() + self._connector.call_timeout_s)
+            if not self._connector.is_pooled:
+                _run_statements(
+                    self._connection, [Statement(self._listen)], self._clock.now() + self._connector.call_timeout_s
+                )
         return self._connection
 
     def _disconnect(self) -> None:
@@ -212,7 +214,7 @@ class ChangeWatcher:
             connection.close()
 
     def _sweep_now(self, connection: PostgresConnection, deadline: float) -> None:
-        (rows,) = _ask(connection, [Statement(self._sweep, (b"%d" % self._connector.root,))], deadline)
+        (rows,) = _run_statements(connection, [Statement(self._sweep, (b"%d" % self._connector.root,))], deadline)
         ended, next_s = decode_number(rows[0][0]), rows[0][1]
         left_s = _IDLE_SWEEP_S if next_s is None else max(0.0, float(struct.unpack("!d", next_s)[0]))
         self._sweep_at = self._clock.now() + min(left_s, _IDLE_SWEEP_S) + random.uniform(0.0, _SWEEP_JITTER_S)
@@ -229,7 +231,7 @@ class ChangeWatcher:
         root, known = b"%d" % self._connector.root, self._known
         since = b"%d" % (known[0] if known is not None else 0)
         first = [Statement(self._begin), Statement(self._newest, (root,)), Statement(self._changes, (root, since))]
-        _, last, rows = _ask(connection, first if known is not None else first[:2], deadline, 3)
+        _, last, rows = _run_statements(connection, first if known is not None else first[:2], deadline, 3)
         is_gap = known is None or not rows or (decode_number(rows[0][0]), decode_number(rows[0][1])) != known
         changed = (
             {}
@@ -246,9 +248,9 @@ class ChangeWatcher:
             Statement(self._commit),
         ]
         if wanted or new:
-            answers = iter(_ask(connection, statements if wanted else statements[1:], deadline))
+            answers = iter(_run_statements(connection, statements if wanted else statements[1:], deadline))
         else:  # no caller waits for the end of the transaction
-            answers = iter(_ask(connection, statements[-1:], deadline, unanswered=1))
+            answers = iter(_run_statements(connection, statements[-1:], deadline, unanswered=1))
         found = {each.key: each for each in map(decode_entry, next(answers))} if wanted else {}
         events = self._make_deltas(changed, watched, found, as_of)
         for watch, read in zip(new, reads, strict=True):
@@ -302,12 +304,12 @@ class ChangeWatcher:
 
     def _is_relevant(self, notification: bytes) -> bool:
         """Return whether another store's notification contains a key that is watched here."""
-        keys = self._notices.keys_of(notification)
+        keys = self._notices.parse_notification(notification)
         return keys is None or bool(self._find_watched(keys))
 
     def _pause_s(self) -> float:
         """Return the seconds until the next poll if no notification arrives."""
-        if self._connector.pooled:
+        if self._connector.is_pooled:
             return POLL_S
         with self._lock:
             heartbeats = any(watch.heartbeats for each in self._watches.values() for watch in each)
@@ -352,7 +354,7 @@ class ChangeWatcher:
                     os.read(self._wakes, 4096)
 
 
-def _ask(
+def _run_statements(
     connection: PostgresConnection,
     statements: list[Statement],
     deadline: float,

@@ -43,7 +43,7 @@ from latchwork.backends.postgres.connection import (
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.opener import RETRY_S
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
-from latchwork.backends.space import SpaceNotice
+from latchwork.backends.space import OutOfSpaceLog
 from latchwork.errors import LatchworkError, StoreFull
 
 _BATCH_BYTES = 2_000_000
@@ -81,7 +81,7 @@ class WriteQueue(CallQueue):
         super().__init__(connector, name)
         self._committed = committed
         self._notices = notices
-        self._space = SpaceNotice(connector.server_name)
+        self._space = OutOfSpaceLog(connector.server_name)
         self._writer = 0
         self._in_doubt: dict[int, Write] = {}
         self._seen = 0  # a token of this store; its later writes have greater ones
@@ -114,7 +114,7 @@ class WriteQueue(CallQueue):
 
     # Private: in the thread whose turn it is.
 
-    def _take(self) -> list[PostgresCall]:
+    def _take_next_calls(self) -> list[PostgresCall]:
         calls: list[PostgresCall] = []
         size = steps = 0
         while self._queue and steps < _BATCH_STEPS and size < _BATCH_BYTES:
@@ -125,7 +125,7 @@ class WriteQueue(CallQueue):
                 steps += call.steps
         return calls
 
-    def _serve(self, calls: list[PostgresCall]) -> None:
+    def _make_calls(self, calls: list[PostgresCall]) -> None:
         reason: Exception | None = None
         while pending := self._fail_late_calls(calls, reason):
             deadline = min(call.deadline for call in pending)
@@ -205,8 +205,8 @@ class WriteQueue(CallQueue):
             The error because of which some calls were not completed, or None.
         """
         batches = self._make_statements(pending)
-        writes = self._queue_notices(pending)
-        extra = self._statements_without_answer()
+        writes = self._queue_notifications(pending)
+        extra = self._make_unanswered_statements()
         if not batches and not extra:
             return None
         answers = connection.run([*(statement for statement, _ in batches), *extra], deadline, unanswered=len(extra))
@@ -247,7 +247,7 @@ class WriteQueue(CallQueue):
                 resolve(call.future, None)
         return batches
 
-    def _queue_notices(self, pending: Sequence[PostgresCall]) -> bool:
+    def _queue_notifications(self, pending: Sequence[PostgresCall]) -> bool:
         """Add the keys that the pending calls write to the next notification. Return whether there are any."""
         writes = False
         for call in pending:
@@ -260,14 +260,14 @@ class WriteQueue(CallQueue):
             writes = True
         return writes
 
-    def _statements_without_answer(self) -> list[Statement]:
+    def _make_unanswered_statements(self) -> list[Statement]:
         """Return the SQL statements that are sent after the writes, and for whose answers the store does not wait."""
         extra = []
         if self._untrimmed >= _TRIM_EVERY:
             self._untrimmed = 0
             params = (b"%d" % self._connector.root, b"%d" % KEPT_CHANGES, b"%d" % KEPT_S)
             extra.append(Statement(self._trim, params))
-        notification = None if self._connector.pooled else self._notices.take_payload()
+        notification = None if self._connector.is_pooled else self._notices.take_payload()
         if notification is not None:
             extra.append(Statement(self._notify, (encode_text(self._connector.channel_name), notification)))
         return extra
@@ -292,7 +292,7 @@ class WriteQueue(CallQueue):
             reject(calls[0].future, error)
         else:  # one of them was refused, and all with it
             for call in calls:
-                self._serve([call])
+                self._make_calls([call])
         return None
 
     def _end(self, calls: Sequence[PostgresCall], rows: list[Row]) -> None:

@@ -27,7 +27,7 @@ from latchwork.backends.etcd.writing.recovery import WriteRecovery
 from latchwork.backends.etcd.writing.slots import GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
-from latchwork.backends.space import SpaceNotice
+from latchwork.backends.space import OutOfSpaceLog
 from latchwork.errors import Closed, SessionLost, StoreFull, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class EtcdWriter:
     def __init__(self, connection: EtcdConnection, keys: EtcdKeys) -> None:
         self._connection = connection
         self._keys = keys
-        self.space = SpaceNotice(f"etcd at {connection.hosts}")
+        self.space = OutOfSpaceLog(f"etcd at {connection.hosts}")
         self.slots = GuardSlots(connection, keys)
         self.recovery = WriteRecovery(connection, keys, self.slots)
         #: One try gets this long, so that what became of it can be found out within the call timeout.
