@@ -337,7 +337,7 @@ def at_is_taken_for_exists(monkeypatch):
 
 def lists_are_in_reverse(monkeypatch):
     real = reads.list_entries_below
-    monkeypatch.setattr(reads, "list_below", lambda *args, **more: real(*args, **more)[::-1])
+    monkeypatch.setattr(reads, "list_entries_below", lambda *args, **more: real(*args, **more)[::-1])
 
 
 def watches_miss_deletions(monkeypatch):

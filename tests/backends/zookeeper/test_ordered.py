@@ -80,7 +80,7 @@ def test_names_without_our_own_key_are_older_than_it_and_tell_nothing(backend, m
         return []
 
     first = make(backend, "1")
-    monkeypatch.setattr(sequences, "_names", before_it_was_created)
+    monkeypatch.setattr(sequences, "_wait_for_names", before_it_was_created)
     assert make(backend, "2").older is None
     monkeypatch.undo()
     assert make(backend, "3").older[:1] == (first.entry.key.rpartition("/")[2],)
