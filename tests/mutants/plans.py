@@ -34,7 +34,7 @@ DEFECTS = (
         "a result that was not propagated is forgotten",
         "plans/hooks.py",
         "        if task.record.state is TaskState.DONE:\n"
-        "            await self._propagation.propagate(plan_id, stored_plan, task)\n",
+        "            await self._propagation.update_successors(plan_id, stored_plan, task)\n",
         "        if task.record.state is TaskState.DONE:\n",
         id_of("plans/propagation", "a_result_that_was_not_propagated_is_propagated_without_another_call", on="memory"),
     ),

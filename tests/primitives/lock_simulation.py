@@ -222,7 +222,7 @@ class Simulation:
 
             self.ask(node, lambda: self.server.open_session(opened.id, self.now + TTL_S), answered)
         elif now >= session.lease.next_renewal_at() and self.now >= node.mute_until:
-            session.lease.record_renewal(now)
+            session.lease.record_renewal_sent(now)
 
             def renewed(result, sent_at=now):
                 if result is None:
@@ -249,7 +249,7 @@ class Simulation:
         return session is not None and (session.lease.has_ended(now) or not owner.has_alive_key)
 
     def renew(self, node, owner, now):
-        owner.lease.record_renewal(now)
+        owner.lease.record_renewal_sent(now)
         owner.retry_at = now + GRACE_S / 4
         key = f"owners/{owner.id}"
         checks, ops = [Exists(key)], [Put(key, OwnerRecord(TTL_S).to_bytes())]

@@ -119,20 +119,20 @@ def test_records_survive_a_round_trip():
 
 def test_a_lease_counts_from_the_send_of_its_last_confirmed_renewal():
     lease = Lease(0.0, 3.0)
-    lease.record_renewal(1.0)
+    lease.record_renewal_sent(1.0)
     assert lease.record_confirmation(1.0, 2.9)
     assert lease.expires_at == 4.0
 
 
 def test_a_renewal_that_is_not_confirmed_extends_nothing():
     lease = Lease(0.0, 3.0)
-    lease.record_renewal(1.0)
+    lease.record_renewal_sent(1.0)
     assert lease.expires_at == 3.0
 
 
 def test_a_lease_that_has_run_out_stays_so():
     lease = Lease(0.0, 3.0)
-    lease.record_renewal(2.9)
+    lease.record_renewal_sent(2.9)
     assert not lease.record_confirmation(2.9, 3.0)
     assert lease.has_ended(3.0)
 
@@ -140,7 +140,7 @@ def test_a_lease_that_has_run_out_stays_so():
 def test_a_renewal_without_an_answer_is_sent_again_sooner_than_a_confirmed_one():
     lease = Lease(0.0, 2.4)
     assert lease.next_renewal_at() == pytest.approx(0.8)
-    lease.record_renewal(0.8)
+    lease.record_renewal_sent(0.8)
     assert lease.next_renewal_at() == pytest.approx(1.1)
     lease.record_confirmation(0.8, 0.9)
     assert lease.next_renewal_at() == pytest.approx(1.6)
@@ -158,7 +158,7 @@ def test_a_lease_never_outlives_the_last_send_by_more_than_its_ttl(steps):
     for what, wait_s, late_s in steps:
         now += wait_s
         if what == "send":
-            lease.record_renewal(now)
+            lease.record_renewal_sent(now)
             sends.append(now)
         else:
             over = lease.has_ended(now)

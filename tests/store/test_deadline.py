@@ -69,11 +69,11 @@ def test_a_touch_counts_with_a_renewal_behind_it_and_never_with_a_touch():
 def test_touches_are_due_between_a_confirmed_renewal_and_the_next_one():
     lease = Lease(0.0, 3.0, touch_after_s=(0.2, 0.8))
     assert lease.next_touch_at() == pytest.approx(0.2)
-    lease.record_touch(0.3)
+    lease.record_touch_sent(0.3)
     assert lease.next_touch_at() == pytest.approx(0.8)
-    lease.record_touch(0.8)
+    lease.record_touch_sent(0.8)
     assert lease.next_touch_at() == math.inf
-    lease.record_renewal(1.0)
+    lease.record_renewal_sent(1.0)
     assert lease.next_touch_at() == math.inf, "a renewal is under way, which says more"
     lease.record_confirmation(1.0, 1.1)
     assert lease.next_touch_at() == pytest.approx(1.2)
@@ -87,20 +87,20 @@ def test_a_lease_that_is_never_late_keeps_close_to_half_of_its_ttl():
         if now > 12.0:
             least = min(least, lease.remaining_s(now))
         if now >= lease.next_renewal_at():
-            lease.record_renewal(now)
+            lease.record_renewal_sent(now)
             assert lease.record_confirmation(now, now)
         elif now >= lease.next_touch_at():
-            lease.record_touch(now)
+            lease.record_touch_sent(now)
             lease.record_touch_answer(now, now)
     assert least > 0.48 * 12.0
 
 
 def test_a_resumed_lease_counts_from_its_handshake_once_a_later_renewal_is_confirmed():
     lease = Lease(0.0, 12.0, confirm_gap_s=3.0)
-    lease.record_renewal(7.0)
+    lease.record_renewal_sent(7.0)
     assert lease.record_confirmation(7.0, 8.1, resumed_at=8.0)  # sent on the connection before
     assert lease.expires_at == 12.0
-    lease.record_renewal(8.2)
+    lease.record_renewal_sent(8.2)
     assert lease.record_confirmation(8.2, 8.3, resumed_at=8.0)
     assert lease.expires_at == 20.0
 
@@ -118,6 +118,6 @@ def test_a_lease_that_others_renew_waits_for_them_a_little_longer_than_for_itsel
     lease.record_renewal_by_others(1.0)
     assert lease.record_confirmation(1.0, 1.1)
     assert lease.next_renewal_at() == pytest.approx(1.0 + 4.5)
-    lease.record_renewal(5.5)
+    lease.record_renewal_sent(5.5)
     assert lease.record_confirmation(5.5, 5.6)
     assert lease.next_renewal_at() == pytest.approx(5.5 + 4.0)

@@ -393,9 +393,9 @@ class CompletionBatcher:
         retried = [completion for completion in completions if completion.task is None]
         first = [completion for completion in completions if completion.task is not None]
         if retried:
-            await self._complete_and_check(plan_id, retried)
+            await self._complete_and_update_successors(plan_id, retried)
         if first and (left := await self._complete_delegating(plan_id, first)):
-            await self._complete_and_check(plan_id, left)
+            await self._complete_and_update_successors(plan_id, left)
 
     def _on_committed(
         self, cache: PlanCache, completion: Completion, eager_claims: EagerClaims, committed: Committed | None
@@ -600,7 +600,7 @@ class CompletionBatcher:
 
     # Second attempt
 
-    async def _complete_and_check(self, plan_id: str, completions: Sequence[Completion]) -> None:
+    async def _complete_and_update_successors(self, plan_id: str, completions: Sequence[Completion]) -> None:
         """Write the results of these tasks, then update all of their successors, then end the claims."""
         try:
             entry, plan, found = await self._read_plan_and_tasks(plan_id, completions)

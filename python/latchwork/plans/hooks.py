@@ -469,7 +469,7 @@ class PlanHooks(WorkerHooks):
             if outcome.deferred:
                 return await self._start_child(claim, plan_id, name, outcome)
             if outcome.is_success and context.is_call and context.is_batched:
-                result = await self._store_result(claim, plan_id, context.task, outcome)
+                result = await self._get_result_value(claim, plan_id, context.task, outcome)
                 entry, plan = context.plan or (None, None)
                 completion = Completion(claim, plan_id, name, outcome, result, plan, context.task, entry)
                 self._contexts[claim] = replace(
@@ -523,18 +523,18 @@ class PlanHooks(WorkerHooks):
             return Done((At(task.entry), *check.checks))
         if not outcome.is_success:
             return await self._fail(claim, plan_id, stored_plan, task, outcome)
-        result = await self._plan_store.store_result(plan_id, outcome.to_bytes(), max_result_bytes(task))
+        result = await self._plan_store.encode_result_value(plan_id, outcome.to_bytes(), max_result_bytes(task))
         edit = self._plan_store.transitions.complete_task(plan_id, task, result).merge(check)
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
-    async def _store_result(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
+    async def _get_result_value(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
         """Return the stored form of an outcome. A large outcome is written as a blob, once per execution of
         the task.
         """
         context = self._contexts.get(claim, ClaimContext())
         if not context.result:
-            stored = await self._plan_store.store_result(plan_id, outcome.to_bytes(), max_result_bytes(task))
+            stored = await self._plan_store.encode_result_value(plan_id, outcome.to_bytes(), max_result_bytes(task))
             context = self._contexts[claim] = replace(context, result=stored)
         return context.result
 
@@ -563,7 +563,7 @@ class PlanHooks(WorkerHooks):
         could do so.
         """
         if task.record.state is TaskState.DONE:
-            await self._propagation.propagate(plan_id, stored_plan, task)
+            await self._propagation.update_successors(plan_id, stored_plan, task)
             await self._propagation.complete_plan(plan_id)
         elif task.record.state is TaskState.FAILED:
             await self._propagation.skip_successors(claim, plan_id, task, stored_plan[1].generation)
@@ -578,11 +578,11 @@ class PlanHooks(WorkerHooks):
         Returns:
             What to do with the queue item, such as to delete it; None if the task must be read again.
         """
-        result = await self._store_result(claim, plan_id, task, outcome)
+        result = await self._get_result_value(claim, plan_id, task, outcome)
         edit = self._plan_store.transitions.complete_task(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
-        await self._propagation.propagate(plan_id, stored_plan, task)
+        await self._propagation.update_successors(plan_id, stored_plan, task)
         await self._propagation.complete_plan(plan_id)
         return Done()
 
@@ -603,7 +603,7 @@ class PlanHooks(WorkerHooks):
                 self._limits.on_permit_released(claim)  # a task that pauses holds no permit
                 return Release(failure.summary[:200], after_s=task.record.retry.to_retry().pause_s(attempt))
             return None
-        result = await self._store_result(claim, plan_id, task, outcome)
+        result = await self._get_result_value(claim, plan_id, task, outcome)
         edit = self._plan_store.transitions.fail_task(plan_id, entry, plan, task, reason=failure.summary, result=result)
         await self._commit(edit.checks, edit.ops, claim)
         return None

@@ -177,7 +177,7 @@ class PlanStore:
 
     # Large values
 
-    async def store_result(self, plan_id: str, outcome: bytes, max_inline_bytes: int) -> bytes:
+    async def encode_result_value(self, plan_id: str, outcome: bytes, max_inline_bytes: int) -> bytes:
         """Return the value of a result's key for an encoded outcome. A large outcome is written as a blob first.
 
         Args:

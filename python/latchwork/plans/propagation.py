@@ -193,7 +193,7 @@ class Propagation:
 
     # Completing
 
-    async def propagate(self, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
+    async def update_successors(self, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
         """Make the successors of a done task ready if all of their dependencies are done."""
         await self.make_ready(plan_id, stored_plan, task.record.successors)
 

@@ -79,7 +79,7 @@ class Dispatcher:
         return self._futures.submit(call, *args, **options)
 
     def close(self) -> None:
-        """Start no more runs of ``create_serial_drain``. A function that is running completes."""
+        """Start no more functions of ``create_serial_drain``. A function that is running completes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close_callback_queues(self) -> None:

@@ -100,7 +100,7 @@ class Lease:
         times = (self._sent_at + after_s for after_s in self._touch_after_s)
         return min((at for at in times if at > self._touched_at), default=math.inf)
 
-    def record_touch(self, now: float) -> None:
+    def record_touch_sent(self, now: float) -> None:
         """Record that a touch is sent now. Touches that were due earlier are skipped."""
         self._touched_at = now
 
@@ -111,7 +111,7 @@ class Lease:
             self._waiting.append((sent_at, False))
             self._count()
 
-    def record_renewal(self, now: float) -> None:
+    def record_renewal_sent(self, now: float) -> None:
         """Record that a renewal is sent now. It extends the lease only when it is confirmed."""
         self._sent_at = max(self._sent_at, now)
         self._has_failed = self._renewed_by_others = False
@@ -121,7 +121,7 @@ class Lease:
 
         More such requests are expected, so the next renewal is sent a little later than usual.
         """
-        self.record_renewal(sent_at)
+        self.record_renewal_sent(sent_at)
         self._renewed_by_others = True
 
     def record_failure(self) -> None:
@@ -254,10 +254,10 @@ class Renewer:
             is_due = self._in_a_hurry or now >= self._lease.next_renewal_at(within_s)
             touchable = self._touchable if not is_due and now >= self._lease.next_touch_at() else None
             if touchable is not None:
-                self._lease.record_touch(now)
+                self._lease.record_touch_sent(now)
             if is_due:
                 self._in_a_hurry = False
-                self._lease.record_renewal(now)
+                self._lease.record_renewal_sent(now)
                 unanswered = self._in_flight
                 is_due = unanswered < MAX_IN_FLIGHT
                 self._in_flight += is_due

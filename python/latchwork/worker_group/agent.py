@@ -309,7 +309,7 @@ class AgentSlot:
                     self._join(replace_live=True)
                 worker = self._worker
                 assert worker is not None
-                worker.run(self._run_process, prepare=self._prepare)
+                worker.run(self._run_process, prepare=self._publish_port)
             except ProcessLost:
                 is_in = (
                     self._worker is not worker
@@ -322,10 +322,8 @@ class AgentSlot:
                 self._update_state(state="completed", pid=None)
                 return
 
-    def _prepare(self, worker: GroupWorker) -> None:
-        """Publish the port of worker 0 if this is worker 0. This is done before all workers meet at the first
-        barrier.
-        """
+    def _publish_port(self, worker: GroupWorker) -> None:
+        """Publish this worker's port if it is worker 0. Called before all workers meet at the first barrier."""
         self._update_state(state="waiting for all", epoch=worker.epoch)
         if worker.rank != 0:
             return

@@ -269,13 +269,13 @@ class ProtocolRun(Generic[T]):
             self._step.on_dropped(self._future)
         self._future = self._step = None
 
-    def cancellation_error(self, left: BaseException) -> BaseException:
+    def cancellation_error(self, takeover: BaseException) -> BaseException:
         """Return the cancellation error to raise in the task, when the background event loop completes the protocol.
 
         Args:
-            left: The error which says that the background event loop takes over.
+            takeover: The internal error that made the task hand the protocol over.
         """
-        again = left.__cause__
+        again = takeover.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
 
     def with_note(self, error: BaseException) -> BaseException:

@@ -112,7 +112,7 @@ class ZooKeeperWatchHub:
 
     def watch(self, prefix: str, callback: WatchCallback, *, heartbeats: bool = True) -> ZooKeeperWatch:
         """Watch a prefix. The first event has its current state. See ``Backend.watch``."""
-        watch = ZooKeeperWatch(prefix, callback, self._drop, heartbeats=heartbeats, prove=self._prove)
+        watch = ZooKeeperWatch(prefix, callback, self._drop, heartbeats=heartbeats, prove=self._confirm_state)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
             begin = not self._beating
@@ -314,7 +314,7 @@ class ZooKeeperWatchHub:
 
     # The heartbeat.
 
-    def _prove(self) -> None:
+    def _confirm_state(self) -> None:
         """Send a barrier to confirm that the reported state is up to date. Called only on request, because it costs a
         transaction.
         """
