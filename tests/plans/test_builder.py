@@ -172,14 +172,14 @@ def test_the_largest_end_is_within_what_a_transaction_may_have():
     transitions, seen = Transitions(Keys("default"), put_item), (task("p").entry, PlanRecord(PlanState.READY))
     successors = tuple(f"s{number}" for number in range(MAX_LINKED))
     ended = task("t", TaskState.READY, successors=successors)
-    edit = transitions.complete_delegating(
+    edit = transitions.complete_and_delegate(
         "p", seen, ended, b"", ready=[task(s) for s in successors[:20]], ended_deps=successors
     )
     assert edit is not None
     assert len(edit.ops) + 3 <= 100
     assert len(edit.checks) + 4 <= 100
     assert (
-        transitions.complete_delegating(
+        transitions.complete_and_delegate(
             "p", seen, ended, b"", ready=[task(s) for s in successors], ended_deps=map(str, range(90))
         )
         is None

@@ -46,7 +46,7 @@ def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store
         if not waiting:
             witnesses = [each for each in await plan_store.list_unfinished_tasks("p", 10) if each != task.name][:1]
         ready = [] if witnesses else waiting
-        return plan_store.transitions.complete_delegating("p", seen, task, b"=", ready=ready, witnesses=witnesses)
+        return plan_store.transitions.complete_and_delegate("p", seen, task, b"=", ready=ready, witnesses=witnesses)
 
     for pair in (("one", "two"), ("alone", "apart")):
         seen = run(plan_store.read_plan("p"))

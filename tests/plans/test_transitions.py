@@ -46,7 +46,7 @@ class Stored:
 def passed_on(stored):
     """The end of ``a``, which makes ``b`` ready, while ``c`` has not ended and the end of ``gone`` is on its way."""
     ready = [stored.task(B)]
-    return stored.transitions.complete_delegating(
+    return stored.transitions.complete_and_delegate(
         "p", stored.plan, stored.task(A), b"1", ready=ready, witnesses=["c"], ended_deps=["gone"]
     )
 

@@ -10,7 +10,7 @@ from latchwork.store.steps import Signal, run
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import GroupFull, GroupTerminated, GroupWorker, RestartsExceeded, WorkerInfo, find, submit
 from latchwork.worker_group.keys import GroupKeys
-from latchwork.worker_group.membership import JoinLock, join_lock_for
+from latchwork.worker_group.membership import JoinLock, get_join_lock
 from worker_group.conftest import Killed, KilledAt, die
 
 
@@ -82,17 +82,17 @@ def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):
     """Another process joins between two of one process: the record that the first one left is outdated."""
     shared = connect()
     members = [GroupWorker(shared, "train", workers=3, key=f"k{number}") for number in range(2)]
-    door, turn = join_lock_for(shared, GroupKeys("default", "train")), Signal()
+    door, turn = get_join_lock(shared, GroupKeys("default", "train")), Signal()
     door.enqueue(turn)
     door.leave(Signal())
     in_line = Signal()
     door.enqueue(in_line)
     door.leave(turn)
-    assert door is join_lock_for(shared, GroupKeys("default", "train"))
+    assert door is get_join_lock(shared, GroupKeys("default", "train"))
     door.leave(in_line)
     assert members[0].join(30.0).rank == 0
     assert worker("other").rank == 1
-    door = join_lock_for(shared, GroupKeys("default", "train"))
+    door = get_join_lock(shared, GroupKeys("default", "train"))
     door.record = store.get("default/groups/train/record")
     find(store, "train").scale(4)  # it changes once more
     assert members[1].join(30.0).rank == 2

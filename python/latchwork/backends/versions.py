@@ -70,7 +70,7 @@ def etcd_may_lose_data(version: str) -> bool:
     return version[:1].isdigit() and not has_fix(version, _ETCD_KEEPS_DATA)
 
 
-def parse_server_info(answer: str) -> tuple[str, bool]:
+def parse_zookeeper_info(answer: str) -> tuple[str, bool]:
     """Parse a ZooKeeper server's answer to the command ``srvr``.
 
     Args:

@@ -3,7 +3,7 @@ ready.
 
 While one batch is being written, new completions gather for the next. A worker waits briefly for calls that are about
 to return. The first attempt *delegates* the successors: it leaves them to another task of the plan that ends later, see
-``Transitions.complete_delegating``. This takes one transaction, and other completions may break its checks. A refused
+``Transitions.complete_and_delegate``. This takes one transaction, and other completions may break its checks. A refused
 completion, or one for which there is no such task, gets a second attempt. It writes first the results, then the
 successors of all these tasks, then the queue items, with checks that no other completion can break.
 
@@ -394,7 +394,7 @@ class CompletionBatcher:
         first = [completion for completion in completions if completion.task is not None]
         if retried:
             await self._complete_and_update_successors(plan_id, retried)
-        if first and (left := await self._complete_delegating(plan_id, first)):
+        if first and (left := await self._complete_and_delegate(plan_id, first)):
             await self._complete_and_update_successors(plan_id, left)
 
     def _on_committed(
@@ -418,7 +418,7 @@ class CompletionBatcher:
 
     # First attempt
 
-    async def _complete_delegating(self, plan_id: str, completions: Sequence[Completion]) -> list[Completion]:
+    async def _complete_and_delegate(self, plan_id: str, completions: Sequence[Completion]) -> list[Completion]:
         """Complete the tasks whose successors can be delegated to another task, which ends later and makes them ready.
 
         Returns:
@@ -463,7 +463,7 @@ class CompletionBatcher:
             eager_claims = self._choose_claims(completion, ready, len(claimed))
             edit = None
             if not ready or has_no_failures(completion):
-                edit = self._plan_store.transitions.complete_delegating(
+                edit = self._plan_store.transitions.complete_and_delegate(
                     plan_id,
                     get_plan_at_start(completion),
                     completion.task,
@@ -643,7 +643,7 @@ class CompletionBatcher:
         if not others:
             await self._propagation.complete_plan(plan_id)
         if self._claimer is not None:
-            self._claimer.drop_in_doubt(plan_id)
+            self._claimer.drop_unconfirmed_claims(plan_id)
 
     async def _read_plan_and_tasks(
         self, plan_id: str, completions: Sequence[Completion]

@@ -141,16 +141,16 @@ class ParallelLimiter:
         Returns:
             Whether to search for items again that were skipped because their plan had no free permit.
         """
-        return self._mark_free(self._held.pop(claim, None))
+        return self._mark_permit_free(self._held.pop(claim, None))
 
     def on_permit_released(self, claim: QueueClaim) -> None:
         """Forget the permit of a claim that has released it early and continues. Another worker may get the permit
         before the claim ends.
         """
-        if self._mark_free(self._held.pop(claim, None)):
+        if self._mark_permit_free(self._held.pop(claim, None)):
             self.request_search()
 
-    def _mark_free(self, key: str | None) -> bool:
+    def _mark_permit_free(self, key: str | None) -> bool:
         """Mark a permit, which allows one running task of a plan, as free.
 
         Args:

@@ -59,7 +59,7 @@ class PlanStore:
         """Return the key prefix of the queue items with this sort key."""
         return self.queue.key(PARTITION, sort_key, "x")[:-2]
 
-    async def count_added(self, plan_id: str) -> int:
+    async def count_added_tasks(self, plan_id: str) -> int:
         """Return the number of tasks that were added to a plan after its start. It may grow at any time."""
         entry = await ask(self.store.get, self.keys.additions_key(plan_id))
         return int(entry.value) if entry is not None and entry.value.isdigit() else 0

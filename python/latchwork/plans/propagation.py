@@ -123,7 +123,7 @@ class EagerClaimer:
         """Remember claims whose transaction may or may not have been committed."""
         self._in_doubt.setdefault(plan_id, []).append(eager_claims)
 
-    def drop_in_doubt(self, plan_id: str) -> None:
+    def drop_unconfirmed_claims(self, plan_id: str) -> None:
         """Forget the claims of a plan whose transactions had an unknown outcome, because these can no longer be
         committed.
         """
@@ -181,7 +181,9 @@ class PlanClaimer:
             self.claimer.run_claims(eager_claims, committed)
 
     def on_outcome_unknown(self, eager_claims: EagerClaims) -> None:
-        """Remember claims whose transaction may or may not have been committed. See ``EagerClaimer.drop_in_doubt``."""
+        """Remember claims whose transaction may or may not have been committed. See
+        ``EagerClaimer.drop_unconfirmed_claims``.
+        """
         self.claimer.on_outcome_unknown(self.plan_id, eager_claims)
 
 

@@ -131,7 +131,7 @@ async def _list_sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord)
                 plan_store.get_item_prefix(CONTROL_SORT_KEY).removesuffix(f"/{CONTROL_SORT_KEY}"),
             )
         )
-    count = plan.tasks + await plan_store.count_added(plan_id)
+    count = plan.tasks + await plan_store.count_added_tasks(plan_id)
     return [sort_key(plan.priority, plan.started_ms, number) for number in range(0, count + 1, TASKS_PER_SORT_KEY)]
 
 

@@ -152,7 +152,7 @@ class Transitions:
         put = self.create_item_ops(plan_id, stored_plan[1], task.name, task.record) if item is None else item
         return TxnPart([At(stored_plan[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
 
-    def complete_delegating(
+    def complete_and_delegate(
         self,
         plan_id: str,
         stored_plan: StoredPlan | None,

@@ -132,7 +132,7 @@ class StoreCalls:
         absolute = self._scope.absolute_key(key)
         self._scope.absolute_key(f"{key}{_LONGEST_SUFFIX}")
         check_value(f"{absolute}{_LONGEST_SUFFIX}", value)
-        self._usable(session)
+        self._ensure_session_usable(session)
         return mapped(self._backend.create_sequential(absolute, value, session), self._scope.relative_entry)
 
     def create_ordered_key(
@@ -149,7 +149,7 @@ class StoreCalls:
         key = f"{key_prefix}{unique_suffix}"
         longest = self._scope.absolute_key(f"{key}{_LONGEST_ORDER}")
         check_value(longest, value)
-        self._usable(session)
+        self._ensure_session_usable(session)
         absolute = longest.removesuffix(f"{unique_suffix}{_LONGEST_ORDER}")
         future = self._backend.create_ordered_key(absolute, unique_suffix, value, session)
         return mapped(future, self._ordered, lambda error: _key_exists_error(error, key))
@@ -160,8 +160,8 @@ class StoreCalls:
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
         """Delete a key asynchronously. The future returns whether the key existed."""
         if version is None:
-            return mapped(self._write(Delete(key)), _was_there)
-        return mapped(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
+            return mapped(self._write(Delete(key)), _has_deleted)
+        return mapped(self.commit([At.of(key, version)], [Delete(key)]), _has_deleted)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete a prefix and all keys below it asynchronously. The future returns the number of deleted keys."""
@@ -180,16 +180,18 @@ class StoreCalls:
         """
         self._check()
         if by is not None:
-            self._usable(by)
+            self._ensure_session_usable(by)
         parts = self._scope.absolute_checks(checks)
         sent = self._scope.absolute_ops(ops)
         simple = list(parts)
         session = check_transaction(simple, sent, self._unlimited.capabilities)
         if session is not None:
-            self._usable(session)
+            self._ensure_session_usable(session)
         backend = self._backend
         future = backend.commit(simple, sent) if by is None else by.commit(backend, simple, sent)
-        return mapped(future, self._scope.relative_result, lambda error: self._conflict(error, parts, sent, ops))
+        return mapped(
+            future, self._scope.relative_result, lambda error: self._translate_conflict(error, parts, sent, ops)
+        )
 
     def _write(self, op: Op) -> Future[Committed]:
         """Commit one operation without checks. This is faster than ``commit`` and has the same validation."""
@@ -197,14 +199,18 @@ class StoreCalls:
         (sent,) = self._scope.absolute_ops([op])
         if not isinstance(sent, Delete):
             check_value(sent.key, sent.value)
-            self._usable(sent.session)
+            self._ensure_session_usable(sent.session)
         return self._backend.commit((), (sent,))
 
     def _only_entry(self, done: Committed) -> Entry:
         return self._scope.relative_entry(done.entries[0])
 
-    def _conflict(
-        self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op | Resolved]
+    def _translate_conflict(
+        self,
+        error: BaseException,
+        sent_checks: dict[SimpleCheck, Check],
+        sent_ops: Sequence[Op],
+        given_ops: Sequence[Op | Resolved],
     ) -> BaseException:
         """Convert a ``Conflict`` of the backend to one that names the caller's keys and checks.
 
@@ -212,15 +218,15 @@ class StoreCalls:
 
         Args:
             error: The error of the backend.
-            parts: The checks that were sent, with the caller's check for each.
-            sent: The operations that were sent.
-            ops: The caller's operations.
+            sent_checks: The checks that were sent, with the caller's check for each.
+            sent_ops: The operations that were sent.
+            given_ops: The caller's operations.
         """
         if not isinstance(error, Conflict):
             return error
-        given = [op.given if isinstance(op, Resolved) else op for op in ops]
-        by_key = dict(zip([op.key for op in sent], given, strict=True))
-        originals = (by_key.get(one.key) if isinstance(one, Create) else parts.get(one) for one in error.failed)  # type: ignore[call-overload]
+        given = [op.given if isinstance(op, Resolved) else op for op in given_ops]
+        by_key = dict(zip([op.key for op in sent_ops], given, strict=True))
+        originals = (by_key.get(one.key) if isinstance(one, Create) else sent_checks.get(one) for one in error.failed)  # type: ignore[call-overload]
         failed: list[object] = [one for one in dict.fromkeys(originals) if one is not None]
         told = "; ".join(_tell(one) for one in failed[:3]) or str(error)
         more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
@@ -232,7 +238,7 @@ class StoreCalls:
         self._check()
         return self._scope.absolute_prefix_for_read(prefix)
 
-    def _usable(self, session: object) -> None:
+    def _ensure_session_usable(self, session: object) -> None:
         if session is None:
             return
         if not isinstance(session, Session):
@@ -241,7 +247,7 @@ class StoreCalls:
         session.ensure_usable()
 
 
-def _was_there(done: Committed) -> bool:
+def _has_deleted(done: Committed) -> bool:
     return bool(done.deleted)
 
 
@@ -284,7 +290,7 @@ def check_value(key: str, value: bytes) -> None:
         raise ValueTooLarge(msg)
 
 
-def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
+def _measure_checks(checks: Sequence[SimpleCheck]) -> int:
     """Return the number of bytes that a transaction's checks contribute to its size limit.
 
     The key of an ``Absent`` check counts twice, because a server may check it by writing and deleting the key.
@@ -313,7 +319,7 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], allowed:
     """
     keys: set[str] = set()
     session: HasId | None = None
-    size = _size_of_checks(checks)
+    size = _measure_checks(checks)
     for op in ops:
         key = op.key
         if key in keys:

@@ -124,7 +124,7 @@ class Lease:
         self.record_renewal_sent(sent_at)
         self._renewed_by_others = True
 
-    def record_failure(self) -> None:
+    def record_failed_renewal(self) -> None:
         """Record that a renewal has failed."""
         self._has_failed = True
 
@@ -237,7 +237,7 @@ class Renewer:
             if self._lease.record_confirmation(sent_at, self._clock.now()):
                 self.is_failing = False
 
-    def step(self, within_s: float = math.inf) -> tuple[float, int] | None:
+    def renew_if_due(self, within_s: float = math.inf) -> tuple[float, int] | None:
         """Send a renewal if one is due, and return when to call this method again.
 
         Args:
@@ -290,5 +290,5 @@ class Renewer:
             recovered = is_confirmed and self.is_failing
             self.is_failing = not is_confirmed
             if not is_confirmed:
-                self._lease.record_failure()
+                self._lease.record_failed_renewal()
         self._answered(error, recovered)

@@ -99,7 +99,7 @@ class Session:
             timer = backend.timer
         else:
             timer = self._own_timer = Timer(self._clock, f"latchwork-session-{self.id[:8]}")
-        self._steps = RepeatedCall(timer, self._step)
+        self._steps = RepeatedCall(timer, self._renew_if_due)
         self._steps.wake()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
 
@@ -274,7 +274,7 @@ class Session:
                 self._was_lost = self._lost.is_set()
                 self._renewer.end()
                 listeners, self._uncalled = self._take_callbacks()
-                self._lost_callbacks.add(_when_closed(listeners))
+                self._lost_callbacks.add(_list_close_listeners(listeners))
                 self._closed = True
         self._states.set_state("closed")
         while self._uncalled:
@@ -305,7 +305,7 @@ class Session:
             if not (self._closed or self._lost.is_set()):
                 return
             listeners, end_listeners = self._take_callbacks()
-            self._lost_callbacks.add(listeners if self._lost.is_set() else _when_closed(listeners))
+            self._lost_callbacks.add(listeners if self._lost.is_set() else _list_close_listeners(listeners))
         self._call_end_listeners(end_listeners)
         self._start_callbacks()
 
@@ -332,13 +332,13 @@ class Session:
         if self._own_timer is not None:
             self._own_timer.close(_CLOSE_TIMEOUT_S)
 
-    def _step(self) -> float | None:
+    def _renew_if_due(self) -> float | None:
         """Send a renewal if one is due, and return the time of the next step. Must not block: the timer calls it."""
         if self._closed:
             return None
-        due = self._renewer.step()
+        due = self._renewer.renew_if_due()
         if due is None:
-            self._lose()
+            self._record_loss()
             self._close_timer()
             return None
         self._states.set_state(self.state)
@@ -353,7 +353,7 @@ class Session:
             _log.info("session %s: renewal failed: %s", self.id, error)
         self._wake()
 
-    def _lose(self) -> None:
+    def _record_loss(self) -> None:
         """Record the loss, and do the rest in another thread, because it calls listeners and waits for the server."""
         with self._lock:
             if self._closed or self._lost.is_set():
@@ -415,7 +415,7 @@ class _WhenClosed:
         self._fn()
 
 
-def _when_closed(listeners: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+def _list_close_listeners(listeners: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
     return [fn for fn in listeners if isinstance(fn, _WhenClosed)]
 
 

@@ -20,7 +20,7 @@ from latchwork.store.store import Store
 from latchwork.types import Absent, At, Entry, Fence, Put
 from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRemoved
-from latchwork.worker_group.keys import rank_segment
+from latchwork.worker_group.keys import format_rank
 from latchwork.worker_group.membership import WorkerMembership
 from latchwork.worker_group.observation import explain_exit, explain_refused_write
 from latchwork.worker_group.records import COMPLETED, FULLY_FAILED, WorkerInfo, decode_epoch, format_first_values
@@ -87,7 +87,7 @@ class WorkerEpoch:
                     self._store,
                     self._keys.barrier_key(self.epoch, name),
                     parties=self._count_expected_workers,
-                    member_id=rank_segment(self._membership.info.rank),
+                    member_id=format_rank(self._membership.info.rank),
                     session=self._membership.session,
                     per_generation=True,
                     keeps_arrival=True,  # a worker that returns after a barrier has passed begins another epoch
@@ -120,13 +120,13 @@ class WorkerEpoch:
         """
 
         def removed(basis: int) -> list[str]:
-            return [rank_segment(number) for number in range(n, basis)]
+            return [format_rank(number) for number in range(n, basis)]
 
         for barrier in list(self._used):
             with suppress(Closed):
                 await steps_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
-    async def prepare_all_arrivals(self) -> BarrierArrivals:
+    async def build_all_arrivals(self) -> BarrierArrivals:
         """Build the checks and writes with which this worker arrives at all open barriers of the epoch, for a
         transaction.
         """
@@ -136,7 +136,7 @@ class WorkerEpoch:
         )  # read before the barriers, because opening one later changes it
         names = await ask(self._store.children, keys.barriers_prefix(self.epoch))
         barriers = [keys.barrier_key(self.epoch, name) for name in names]
-        checks, ops = await prepare_arrivals(self._store, barriers, rank_segment(self._membership.info.rank))
+        checks, ops = await prepare_arrivals(self._store, barriers, format_rank(self._membership.info.rank))
         return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
     @driven
@@ -238,7 +238,7 @@ class RecordWriter:
 
         async def build_txn(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.build_complete_txn(
-                snapshot, member, worker_epoch.fence, worker_epoch.epoch, await worker_epoch.prepare_all_arrivals()
+                snapshot, member, worker_epoch.fence, worker_epoch.epoch, await worker_epoch.build_all_arrivals()
             )
 
         await self._commit_until_status(COMPLETED, build_txn, worker_epoch.epoch)

@@ -66,7 +66,7 @@ class RunKeys:
 
     def lease_key(self, rank: int) -> str:
         """Return the key that exists while the worker with this rank is running (its lease)."""
-        return f"{self.leases}/{rank_segment(rank)}"
+        return f"{self.leases}/{format_rank(rank)}"
 
     def event_key(self, number: int) -> str:
         """Return the key of the event with this number."""
@@ -85,6 +85,6 @@ class RunKeys:
         return f"{self.barriers_prefix(epoch)}/{name}"
 
 
-def rank_segment(rank: int) -> str:
+def format_rank(rank: int) -> str:
     """Format a rank as a key segment that sorts in numeric order."""
     return f"{rank:06}"

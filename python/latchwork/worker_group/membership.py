@@ -197,7 +197,7 @@ class JoinLock:
         return emptied
 
 
-def join_lock_for(store: Store, keys: GroupKeys) -> JoinLock:
+def get_join_lock(store: Store, keys: GroupKeys) -> JoinLock:
     """Return the join lock of a group. Threads that share a store share one lock; each asyncio task has its own.
 
     Args:
@@ -263,7 +263,7 @@ class Joiner:
             The membership of the worker.
         """
         self._info = replace(self._info, incarnation=uuid.uuid4().hex[:12])
-        self._join_lock, backoff = join_lock_for(self._store, self._group), Backoff()
+        self._join_lock, backoff = get_join_lock(self._store, self._group), Backoff()
         try:
             while True:
                 await self._wait_for_earlier_threads(waiter, deadline)
@@ -286,7 +286,7 @@ class Joiner:
                 self._join_lock.record = None
                 if cached is not None:
                     continue
-                self._raise_if_over(deadline, waiter, "other workers kept joining")
+                self._raise_if_late(deadline, waiter, "other workers kept joining")
                 if self._is_turn_shared:
                     continue
                 if self._position is not None:  # workers without a ticket do not wait for ours
@@ -413,7 +413,7 @@ class Joiner:
                 await self._submit(self._create, None)
                 continue
             if deadline.has_passed or not await waiter.watch_until(self._group.record, bool, deadline):
-                self._raise_if_over(deadline, waiter, "it was not submitted")
+                self._raise_if_late(deadline, waiter, "it was not submitted")
 
     def _decode(self, entry: Entry) -> GroupRecord:
         record = GroupRecord.from_entry(entry)
@@ -421,7 +421,7 @@ class Joiner:
             raise WrongRun(f"{self._what} is in run {record.run}, not in {self._run}; do not restart this worker")
         return record
 
-    def _raise_if_over(self, deadline: Deadline, waiter: Waiter, why: str) -> None:
+    def _raise_if_late(self, deadline: Deadline, waiter: Waiter, why: str) -> None:
         if waiter.is_cancelled:
             waiter.session.ensure_usable()
             raise Closed(f"{self._what} was not joined because the worker was closed; create another worker")

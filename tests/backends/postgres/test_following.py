@@ -38,7 +38,7 @@ def test_any_store_ends_the_sessions_of_one_that_died(postgresql, root, opened, 
         # A server that has just started gives every session a TTL.
         sql(postgresql, "select pg_sleep_until(pg_postmaster_start_time() + interval '2.1 seconds')")
         sql(postgresql, "update latchwork.sessions set deadline = now() where id = %s", session.id)
-        other._core.backend._hub.expect_expiry(0.0)  # what it does by itself when the next deadline comes
+        other._core.backend._hub.schedule_expiry_check(0.0)  # what it does by itself when the next deadline comes
         eventually(lambda: other.get("bound") is None, 5.0)
         assert [(change.key, change.entry) for change in watch.next(5.0)] == [("bound", None)]
 
@@ -64,7 +64,7 @@ def test_a_session_survives_a_crash_of_the_server_that_forgets_its_last_renewals
     own.kill()
     own.restart()
     sql(own, "update latchwork.sessions set deadline = now() - interval '1 second'")  # as if they had been lost
-    other._core.backend._hub.expect_expiry(0.0)
+    other._core.backend._hub.schedule_expiry_check(0.0)
     time.sleep(1.0)
     assert other.get("bound").owner == session.id
     eventually(lambda: session.state == "active")

@@ -10,7 +10,7 @@ import pytest
 
 from latchwork import connect
 from latchwork.backends import versions
-from latchwork.backends.versions import parse_server_info, zookeeper_may_lose_data
+from latchwork.backends.versions import parse_zookeeper_info, zookeeper_may_lose_data
 from latchwork.backends.zookeeper.kazoo_connection import KazooConnection
 from latchwork_testkit.binaries import ServerMissing, find_zookeeper_classpath
 from latchwork_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
@@ -59,14 +59,14 @@ def test_version_tells_whether_confirmed_writes_may_be_lost(version, loses):
     ids=repr,
 )
 def test_a_server_tells_its_version_and_whether_it_has_a_leader(answer, told):
-    assert parse_server_info(answer) == told
+    assert parse_zookeeper_info(answer) == told
 
 
 def test_who_connects_to_an_ensemble_that_may_lose_data_is_warned_once(caplog, monkeypatch):
     monkeypatch.setattr(versions, "_warned", set())
     with ZooKeeperEnsemble() as ensemble, connect(ensemble.url("versions")) as store:
         store.put("k", b"v")
-        version, has_leader = parse_server_info(ensemble.members[0].send_four_letter_word("srvr"))
+        version, has_leader = parse_zookeeper_info(ensemble.members[0].send_four_letter_word("srvr"))
     assert has_leader
     told = warnings_of(caplog)
     assert len(told) == zookeeper_may_lose_data(version)
@@ -86,7 +86,7 @@ def test_nobody_is_warned_of_a_current_ensemble(caplog):
         pytest.skip(str(error))
     with ZooKeeperEnsemble(version="3.9") as ensemble, connect(ensemble.url("versions")) as store:
         store.put("k", b"v")
-        assert parse_server_info(ensemble.members[0].send_four_letter_word("srvr"))[0].startswith("3.9.")
+        assert parse_zookeeper_info(ensemble.members[0].send_four_letter_word("srvr"))[0].startswith("3.9.")
     assert warnings_of(caplog) == []
 
 

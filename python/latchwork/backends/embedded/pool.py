@@ -67,7 +67,7 @@ class ConnectionPool:
         with self._lock:
             self._refuse_closed("")
             self._queue[request] = None
-            self._serve()
+            self._assign_connections()
             if request not in self._lent:
                 request.granted = Signal()
         if request.granted is not None:
@@ -89,7 +89,7 @@ class ConnectionPool:
             self._lent.pop(request, None)
             if self._rests is not None and not self._lent:
                 self._rests.set()
-            self._serve()
+            self._assign_connections()
 
     def close(self) -> None:
         """Close idle connections now. A connection in use is closed when it is returned."""
@@ -115,7 +115,7 @@ class ConnectionPool:
         """Lend connections again. Called in the parent process after a fork."""
         with self._lock:
             self._rests = None
-            self._serve()
+            self._assign_connections()
 
     def abandon(self) -> list[sqlite3.Connection]:
         """Close the pool in a forked child, and return the inherited connections. The child must neither use nor close
@@ -131,7 +131,7 @@ class ConnectionPool:
         used = list(self._lent.values())
         return [conn for conn in self._open if not any(conn is other for other in used)]
 
-    def _serve(self) -> None:
+    def _assign_connections(self) -> None:
         """Assign available connections to waiting threads. The caller holds the mutex."""
         while self._queue and not self._closed and self._rests is None:
             request = next(iter(self._queue))

@@ -136,7 +136,7 @@ def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, n
     """
     session_id = secrets.token_hex(8)
     conn.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (session_id, root, boot, ttl_s, now + ttl_s))
-    return session_id, writes.next_token(conn)
+    return session_id, writes.create_token(conn)
 
 
 def renew_session(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:

@@ -36,7 +36,7 @@ KEPT_TOMBSTONES = 10_000
 IsAlive = Callable[[str], bool]
 
 
-def next_token(conn: sqlite3.Connection) -> int:
+def create_token(conn: sqlite3.Connection) -> int:
     """Return a new token, which is greater than all earlier tokens."""
     conn.execute("UPDATE state SET token = token + 1")
     return reads.read_newest_token(conn)
@@ -127,7 +127,7 @@ def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> Non
     """Delete existing keys, all with one new token. Does nothing if the list is empty."""
     if not keys:
         return
-    token = next_token(conn)
+    token = create_token(conn)
     for key in keys:
         conn.execute("DELETE FROM entries WHERE root = ? AND key = ?", (root, key))
         conn.execute("REPLACE INTO tombstones (root, key, token) VALUES (?, ?, ?)", (root, key, token))
@@ -190,7 +190,7 @@ class _Writer:
 
     def _take_token(self) -> int:
         if self.token == 0:
-            self.token = next_token(self._conn)
+            self.token = create_token(self._conn)
         return self.token
 
 

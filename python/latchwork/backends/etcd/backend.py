@@ -20,7 +20,7 @@ from latchwork.backends.etcd.connection import decode_response
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import EtcdReader
 from latchwork.backends.etcd.sessions import EtcdSessions
-from latchwork.backends.etcd.shared_connections import acquire, release
+from latchwork.backends.etcd.shared_connections import acquire_connection, release_connection
 from latchwork.backends.etcd.watching.watches import StoreWatches
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.compiler import EtcdCommit, TxnCompiler
@@ -48,7 +48,7 @@ class EtcdBackend(Backend):
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._keys = EtcdKeys(url.root)
-        self._shared = acquire(url, clock, client)
+        self._shared = acquire_connection(url, clock, client)
         self._connection = self._shared.connection
         self._writer = EtcdWriter(self._connection, self._keys)
         self._recovery = self._writer.recovery
@@ -229,7 +229,7 @@ class EtcdBackend(Backend):
         deadline = self._clock.now() + limit_s
         ending = [*self._sessions.end_all(), run_generator(self._writer.slots.close(deadline))]
         wait_for(ending, timeout=limit_s)
-        release(self._shared, limit_s)
+        release_connection(self._shared, limit_s)
 
     def _read_when_resolved(self, call: Callable[[], Future[Any]]) -> Future[Any]:
         """Make a read after the outcome of all earlier writes was found out, so that its result is final."""

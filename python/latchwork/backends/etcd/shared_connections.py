@@ -72,7 +72,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_connections)
 
 
-def acquire(url: StoreURL, clock: Clock, client: Any = None) -> SharedConnection:
+def acquire_connection(url: StoreURL, clock: Clock, client: Any = None) -> SharedConnection:
     """Return a connection for a store: a working one of another store with the same settings, or a new one.
 
     The channel of a user's client is not shared. The caller must call ``release`` once.
@@ -96,7 +96,7 @@ def acquire(url: StoreURL, clock: Clock, client: Any = None) -> SharedConnection
     return found
 
 
-def release(connection: SharedConnection, join_s: float) -> None:
+def release_connection(connection: SharedConnection, join_s: float) -> None:
     """Stop using a connection. It is closed if no other store uses it.
 
     Args:

@@ -79,7 +79,7 @@ class PostgresBackend(Backend):
         self._writes = WriteQueue(
             self._connector, f"latchwork-postgres-writes-{number}", self._hub.record_write, notices
         )
-        self._sessions = PostgresSessions(self._connector, self._writes, self._timer, self._hub.expect_expiry)
+        self._sessions = PostgresSessions(self._connector, self._writes, self._timer, self._hub.schedule_expiry_check)
         self._lock = mutex()
         self._closed = False
         self._hub.start()

@@ -36,7 +36,7 @@ class NoAnswer(ConnectionBroken):
     """The server did not answer before the deadline."""
 
 
-def prefer_informative(earlier: Exception | None, later: Exception) -> Exception:
+def choose_informative_error(earlier: Exception | None, later: Exception) -> Exception:
     """Return the later of two errors, or the earlier one if the later one is only a timeout."""
     return earlier if earlier is not None and isinstance(later, NoAnswer) else later
 

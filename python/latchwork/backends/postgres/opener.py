@@ -133,7 +133,7 @@ def retry_until(
         try:
             return connect(deadline)
         except ConnectionBroken as error:
-            reason = errors.prefer_informative(reason, error)
+            reason = errors.choose_informative_error(reason, error)
         if clock.now() + RETRY_S >= deadline:
             raise reason from None
         if clock.wait(closing, RETRY_S):

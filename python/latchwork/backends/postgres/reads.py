@@ -179,7 +179,7 @@ class ReadQueue(CallQueue):
             try:
                 reason = self._make_reads_once([call for call in pending if isinstance(call, Read)])
             except ConnectionBroken as error:
-                reason = errors.prefer_informative(reason, error)
+                reason = errors.choose_informative_error(reason, error)
                 self._disconnect()
             except LatchworkError as error:
                 for call in pending:

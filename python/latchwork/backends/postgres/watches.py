@@ -135,7 +135,7 @@ class ChangeWatcher:
         self._look_at = 0.0
         self._wake_thread()
 
-    def expect_expiry(self, ttl_s: float) -> None:
+    def schedule_expiry_check(self, ttl_s: float) -> None:
         """Look for expired sessions after ``ttl_s`` seconds, because a session with this TTL was opened."""
         self._sweep_at = min(self._sweep_at, self._clock.now() + ttl_s)
         self._wake_thread()

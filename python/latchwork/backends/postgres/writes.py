@@ -134,7 +134,7 @@ class WriteQueue(CallQueue):
                 pending = [call for call in pending if not call.future.done()]
                 reason = self._send(connection, pending, deadline)
             except ConnectionBroken as error:
-                reason = errors.prefer_informative(reason, error)
+                reason = errors.choose_informative_error(reason, error)
                 self._fail_pending(pending, error)
             except LatchworkError as error:
                 for call in pending:

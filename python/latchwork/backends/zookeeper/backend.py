@@ -20,7 +20,7 @@ from latchwork.backends.futures import FutureGenerator, LightFuture, chain, fail
 from latchwork.backends.outcomes import describe_transaction
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
-from latchwork.backends.versions import parse_server_info, warn_once, zookeeper_may_lose_data
+from latchwork.backends.versions import parse_zookeeper_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import SPEC, wire
 from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing, no_reply_error, session_lost_error
@@ -279,7 +279,7 @@ class ZooKeeperBackend(Backend):
 
     def server_info(self) -> ServerInfo:
         """Read the version of the server and its clock. Blocks. The clock is read by creating a key."""
-        version, _ = parse_server_info(self._main.ask_server(b"srvr", _SERVER_WORD_S))
+        version, _ = parse_zookeeper_info(self._main.ask_server(b"srvr", _SERVER_WORD_S))
         key = f"doctor/clock-{uuid.uuid4().hex}"
         self.commit((), (Create(key, b"", None),)).result()
         try:
@@ -315,7 +315,7 @@ class ZooKeeperBackend(Backend):
         """Log a warning if the connected server has a version that may lose data. Does not wait for the answer of the
         server.
         """
-        version, has_leader = parse_server_info(
+        version, has_leader = parse_zookeeper_info(
             self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s))
         )
         if has_leader and zookeeper_may_lose_data(version):

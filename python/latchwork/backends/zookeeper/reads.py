@@ -184,7 +184,7 @@ class ZooKeeperReader:
             return len(found)
 
         yield from self._read_all(context, len(keys), functools.partial(self._codec.reads, keys), take)
-        return (yield from self._complete(context, keys, entries, parents))
+        return (yield from self._reread_parents(context, keys, entries, parents))
 
     def decode_entries(
         self, context: ReadContext, keys: Sequence[str], found: Sequence[Found]
@@ -206,9 +206,9 @@ class ZooKeeperReader:
             else:
                 raise_for_read_error(each, "read", key)
                 entries.append(None)
-        return (yield from self._complete(context, keys, entries, parents))
+        return (yield from self._reread_parents(context, keys, entries, parents))
 
-    def _complete(
+    def _reread_parents(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> FutureGenerator[list[Entry | None]]:
         """Read the keys that have children again, until none of these keys has changed between two reads. Return the
@@ -223,10 +223,10 @@ class ZooKeeperReader:
         for _ in range(_ATTEMPTS):
             if not parents:
                 break
-            parents = yield from self._complete_parents(context, keys, entries, parents)
+            parents = yield from self._reread_parents_once(context, keys, entries, parents)
         return entries
 
-    def _complete_parents(
+    def _reread_parents_once(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> FutureGenerator[list[int]]:
         """Read the missing data of keys that have children. Return the indexes of the keys that changed meanwhile."""

@@ -354,7 +354,7 @@ class KeeperMaintenance:
         owner = self.state.current
         if owner is None or self.state.end_if_idle(owner):
             return math.inf
-        due = owner.step(self.within_s)
+        due = owner.renew_if_due(self.within_s)
         if due is None:
             return 0.0  # it ran out just now
         if due[1]:

@@ -137,7 +137,7 @@ class EtcdWatchHub:
         self._stream: Stream | None = None
         self._closing = Signal()
         self._thread: threading.Thread | None = None
-        self._rights = PermissionChecks(connection, self._watches_to_check, self._break)
+        self._rights = PermissionChecks(connection, self._watches_to_check, self._fail_watch)
         self._name = name
 
     def add(self, watch: EtcdWatch) -> None:
@@ -230,7 +230,7 @@ class EtcdWatchHub:
         if watch.epoch != epoch:
             return
         if isinstance(error, REFUSALS) or (isinstance(error, Closed) and not self._closing.is_set()):
-            self._break(watch, error)
+            self._fail_watch(watch, error)
         elif not self._closing.is_set() and not watch.closed:
             _log.debug("a watch waits for the server: %s", error)
             self._connection.timer.call_later(_RETRY_S, lambda: self._start(watch))
@@ -246,19 +246,19 @@ class EtcdWatchHub:
                 watch.held = []
         self._start(watch)
 
-    def _break(self, watch: EtcdWatch, error: LatchworkError) -> None:
+    def _fail_watch(self, watch: EtcdWatch, error: LatchworkError) -> None:
         with watch.lock:
             if not watch.closed:
                 self._deliver(watch, Broken(error))
                 watch.closed = True
         self.drop(watch)
 
-    def _break_all(self, error: LatchworkError) -> None:
+    def _fail_all_watches(self, error: LatchworkError) -> None:
         """End all watches with an error, because the user's channel is closed or refuses answers of this size."""
         with self._lock:
             watches = [] if self._closing.is_set() else [*self._watches]
         for watch in watches:
-            self._break(watch, error)
+            self._fail_watch(watch, error)
 
     def _watches_to_check(self) -> list[EtcdWatch]:
         with self._lock:
@@ -291,7 +291,7 @@ class EtcdWatchHub:
             except grpc.RpcError as error:
                 self._stream_failed(error)
             except Closed as error:
-                self._break_all(error)
+                self._fail_all_watches(error)
                 return
             except ValueError as error:
                 _log.debug("the watch stream could not be opened: %s", error)
@@ -334,7 +334,7 @@ class EtcdWatchHub:
         if effect is rpc_errors.CallOutcome.STALE_TOKEN:
             self._connection.refresh_token()
         elif rpc_errors.message_contains(error, rpc_errors.OVERSIZED_ANSWER):
-            self._break_all(rpc_errors.translate_error(error, "watch"))
+            self._fail_all_watches(rpc_errors.translate_error(error, "watch"))
         elif effect is not rpc_errors.CallOutcome.REFUSED:
             self._connection.record_failure(error)
 
@@ -442,7 +442,9 @@ class EtcdWatchHub:
         watch.denials += 1
         if watch.denials >= _DENIALS:
             what = watch.keys.decode_key(watch.parts[0].span[0])
-            self._break(watch, PermissionDenied(f"the account may not watch {what!r}; grant it read on that prefix"))
+            self._fail_watch(
+                watch, PermissionDenied(f"the account may not watch {what!r}; grant it read on that prefix")
+            )
         else:
             self._connection.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
 

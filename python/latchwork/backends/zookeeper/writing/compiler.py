@@ -545,7 +545,7 @@ def _describe_written(key: str) -> str:
     return f"{key!r} was written since it was read; read it again"
 
 
-def written_entries(
+def build_written_entries(
     plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]
 ) -> tuple[Entry, ...]:
     """Return the entries that a transaction has written, built from the reply of the server.

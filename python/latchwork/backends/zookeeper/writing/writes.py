@@ -23,8 +23,8 @@ from latchwork.backends.zookeeper.writing.compiler import (
     KnownStates,
     MissingStates,
     MultiPlan,
+    build_written_entries,
     compile_plan,
-    written_entries,
 )
 from latchwork.backends.zookeeper.writing.parents import (
     create_parents,
@@ -166,7 +166,7 @@ class ZooKeeperWriter:
                 self._reader.record_guard_version(number, guard.version)
         if not plan.writes:
             return Committed(0)
-        entries = written_entries(plan, results, token, now)
+        entries = build_written_entries(plan, results, token, now)
         self.version_cache.discard(plan.deleted)
         parents = self.version_cache.parents
         for entry in entries:
