@@ -19,7 +19,7 @@ def sent(backend):
     send = backend._connection.send
 
     def spy(method, request, timeout_s, **how):
-        calls.append((method, how.get("now", False)))
+        calls.append((method, how.get("in_caller_thread", False)))
         return send(method, request, timeout_s, **how)
 
     backend._connection.send = spy
