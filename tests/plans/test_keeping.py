@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 import latchwork.plans.worker
-from latchwork.plans import NoResult, PlanState, PlanWorker
+from latchwork.errors import Conflict
+from latchwork.plans import NoResult, PlanState, PlanWorker, drafts
 from latchwork.plans.records import PlanRecord
 from plans.work import (
     FUNCTIONS,
@@ -46,6 +47,27 @@ def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, plan_store,
     assert plans.sweep() == 2
     nothing_left(store, but=("living",))
     assert plans.sweep() == 0
+
+
+@pytest.mark.parametrize("step", ["_store_large_args", "_start"])
+def test_a_builder_whose_draft_is_swept_is_told_so_and_may_start_it_again(store, plans, worker, monkeypatch, step):
+    """Its session ends before the tasks are written, or before the start."""
+    do_step = getattr(drafts, step)
+
+    async def swept(plan_store, plan_id, *args):
+        monkeypatch.undo()
+        store.delete(f"default/drafts/{plan_id}")
+        plans.sweep()
+        return await do_step(plan_store, plan_id, *args)
+
+    plan = plans.new()
+    task = plan.add(add, 1, 2)
+    monkeypatch.setattr(drafts, step, swept)
+    with pytest.raises(Conflict, match="was removed before it was started"):
+        plan.start()
+    handle = plan.start()
+    assert handle.wait(WAIT_S).state is PlanState.COMPLETED
+    assert handle.result(task, 5) == 3
 
 
 def test_results_in_the_middle_go_when_their_time_is_over_and_a_worker_deletes_them(store, plans, worker):

@@ -90,6 +90,8 @@ async def write_draft(
         checks: Checks that must hold when the draft is created.
     Returns:
         The entry of the draft; None if an earlier attempt has already started the plan.
+    Raises:
+        Conflict: The draft was removed while it was being written.
     """
     begun = await _create_draft(plan_store, plan_id, plan, session, checks)
     if begun is None:
@@ -98,8 +100,10 @@ async def write_draft(
     try:
         stored = await _store_large_args(plan_store, plan_id, tasks)
         await _write_tasks(plan_store, plan_store.transitions.write_tasks(plan_id, stored.items()), is_new=is_new)
-    except Exception:
+    except Exception as error:
         await delete_draft(plan_store, plan_id, plan.nonce)
+        if isinstance(error, Conflict):  # the key that is bound to the session is gone
+            raise _removed_error(plan_id) from error
         raise
     return entry
 
@@ -157,7 +161,7 @@ def _decode_own_plan(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
     if not nonce or found.nonce != nonce:
         raise WrongState(f"plan {plan_id!r} already exists; get it with plans.get({plan_id!r})")
     if found.state is PlanState.REMOVING:
-        raise Conflict(f"plan {plan_id!r} was removed while it was being written; start it again")
+        raise _removed_error(plan_id)
     return found
 
 
@@ -209,7 +213,7 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
     while True:
         entry = await ask(plan_store.store.get, plan_store.keys.plan_key(plan_id))
         if entry is None:
-            raise Conflict(f"plan {plan_id!r} was removed while it was being written; start it again")
+            raise _removed_error(plan_id)
         plan = _decode_own_plan(plan_id, entry, nonce)
         if plan.state is not PlanState.DRAFT:
             return
@@ -218,12 +222,19 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
             await ask(plan_store.store.commit, edit.checks, edit.ops)
         except OutcomeUnknown:
             continue
-        except Conflict:
+        except Conflict as error:
             now = await ask(plan_store.store.get, entry.key)
-            if now is None or now.version == entry.version:  # our key is gone
-                raise
+            if now is None or now.version == entry.version:  # the key that is bound to the session is gone
+                raise _removed_error(plan_id) from error
             continue  # an earlier attempt has committed in the meantime
         return
+
+
+def _removed_error(plan_id: str) -> Conflict:
+    return Conflict(
+        f"plan {plan_id!r} was removed before it was started, because the session of its builder ended or somebody "
+        "removed it; start it again"
+    )
 
 
 async def delete_draft(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
