@@ -157,8 +157,8 @@ DEFECTS = (
         "ZooKeeper",
         "a renewal counts from its answer",
         "backends/zookeeper/sessions.py",
-        "            raise refusal_error(error, what=what, key=self._marker)\n        return call.sent_at\n",
-        "            raise refusal_error(error, what=what, key=self._marker)\n"
+        "            raise refusal_error(error, description=what, key=self._marker)\n        return call.sent_at\n",
+        "            raise refusal_error(error, description=what, key=self._marker)\n"
         "        return self._settings.clock.now()\n",
         id_of("backends/zookeeper/sessions", "a_renewal_counts_from_its_very_send"),
     ),

@@ -38,17 +38,18 @@ def _and_more(named: str, count: int) -> str:
     return named if count <= _NAMED else f"{named} and {count - _NAMED} more"
 
 
-def partial_deletion_error(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
+def partial_deletion_error(description: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
     """Return the error for the deletion of a tree that stopped after some keys were deleted.
 
     It has the type of the original error, unless that type means that nothing was done. Then it is ``OutcomeUnknown``.
 
     Args:
-        what: Description of the call, with which the message begins.
+        description: A description of the call, with which the message begins.
         deleted: The number of keys that were deleted.
         found: The number of keys that were to be deleted.
         error: The error at which the deletion stopped.
     """
-    reason = str(error).removeprefix(f"{what}: ").partition(";")[0]  # what follows is advice for that transaction
-    told = f"{what}: {deleted} of {found} keys were deleted, then: {reason}; do it again for the rest"
+    # what follows the semicolon is advice for that transaction
+    reason = str(error).removeprefix(f"{description}: ").partition(";")[0]
+    told = f"{description}: {deleted} of {found} keys were deleted, then: {reason}; do it again for the rest"
     return type(error)(told) if isinstance(error, _KEPT) else OutcomeUnknown(told)

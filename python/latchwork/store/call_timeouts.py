@@ -78,27 +78,27 @@ class CallTimeouts:
         """Return a copy whose waits also end when the ownership of a lock or lease ends."""
         return CallTimeouts(self._url, self._clock, self._call_timeout_s, limit)
 
-    def wait_for_read(self, future: Future[T], what: str) -> T:
+    def wait_for_read(self, future: Future[T], description: str) -> T:
         """Wait for a read until its timeout, and return its result.
 
         Args:
             future: The future of the read.
-            what: Description of the call for error messages.
+            description: A description of the call for error messages.
         """
-        return self._wait(future, what, writes=False)
+        return self._wait(future, description, writes=False)
 
-    def wait_for_write(self, future: Future[T], what: str) -> T:
+    def wait_for_write(self, future: Future[T], description: str) -> T:
         """Wait for a write until its timeout, and return its result.
 
         Args:
             future: The future of the write.
-            what: Description of the call for error messages.
+            description: A description of the call for error messages.
         """
-        return self._wait(future, what, writes=True)
+        return self._wait(future, description, writes=True)
 
-    def _wait(self, future: Future[T], what: str, *, writes: bool) -> T:
+    def _wait(self, future: Future[T], description: str, *, writes: bool) -> T:
         if in_loop():
-            warn_in_loop(f"Store.{what.partition(' ')[0]}")
+            warn_in_loop(f"Store.{description.partition(' ')[0]}")
         try:
             if self._limit is not None:
                 return self._result(future, self._limit)
@@ -106,7 +106,7 @@ class CallTimeouts:
         except TimeoutError as error:
             if future.done():  # ended meanwhile, perhaps with a TimeoutError itself
                 return future.result()
-            raise self.timeout_error(what, writes=writes) from error
+            raise self.timeout_error(description, writes=writes) from error
 
     def _result(self, future: Future[T], limit: OwnershipLimit) -> T:
         until = self._clock.now() + self._call_timeout_s + _GRACE_S
@@ -118,18 +118,18 @@ class CallTimeouts:
                 if left_s <= 0 or future.done():  # otherwise it was renewed meanwhile
                     raise
 
-    def timeout_error(self, what: str, *, writes: bool) -> LatchworkError:
+    def timeout_error(self, description: str, *, writes: bool) -> LatchworkError:
         """Return the error for a call that was not answered in time.
 
         Args:
-            what: Description of the call for the message.
+            description: A description of the call for the message.
             writes: Whether the call may have changed data, so that its outcome is unknown.
         """
         over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
         when = f"within {self._call_timeout_s:.3g} s"
         if over is not None:
             when = "while the ownership lasted"
-        message = f"{what}: no answer from {self._url} {when}"
+        message = f"{description}: no answer from {self._url} {when}"
         if writes:
             return OutcomeUnknown(f"{message}; it may have been applied")
         return Unavailable(f"{message}; try again") if over is None else over.error(f"{message}; stop the work")

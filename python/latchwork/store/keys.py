@@ -266,14 +266,14 @@ class Scope:
             found.append(Change(each.key[start:], e))
         return found
 
-    def relative_result(self, done: Committed) -> Committed:
+    def relative_result(self, committed: Committed) -> Committed:
         """Return a copy of a transaction's result with keys of this namespace instead of absolute ones."""
         if not self.prefix:
-            return done
+            return committed
         start = len(self.prefix) + 1
-        entries = [Entry(e.key[start:], e.value, e.version, e.token, e.created, e.owner) for e in done.entries]
-        deleted = [key[start:] for key in done.deleted] if done.deleted else ()
-        return Committed(done.token, tuple(entries), tuple(deleted))
+        entries = [Entry(e.key[start:], e.value, e.version, e.token, e.created, e.owner) for e in committed.entries]
+        deleted = [key[start:] for key in committed.deleted] if committed.deleted else ()
+        return Committed(committed.token, tuple(entries), tuple(deleted))
 
     def absolute_checks(self, checks: Sequence[Check]) -> dict[SimpleCheck, Check]:
         """Validate a transaction's checks, replace fences by their checks, and remove duplicates.

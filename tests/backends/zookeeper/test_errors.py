@@ -12,7 +12,7 @@ from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
 @pytest.mark.parametrize("session_id", [None, "s1"])
 def test_a_write_that_was_sent_is_unknown_whatever_ended_its_connection(over, session_id):
     no_reply = NoReply(sent=True, has_ended=over)
-    told = no_reply_error(no_reply, what="put 'k'", is_write=True, session_id=session_id, closed=True)
+    told = no_reply_error(no_reply, description="put 'k'", is_write=True, session_id=session_id, closed=True)
     assert type(told) is OutcomeUnknown
 
 
@@ -28,4 +28,7 @@ def test_a_write_that_was_sent_is_unknown_whatever_ended_its_connection(over, se
 )
 def test_what_was_not_sent_or_only_read_was_not_applied(sent, over, write, session_id, closed, expected):
     no_reply = NoReply(sent=sent, has_ended=over)
-    assert type(no_reply_error(no_reply, what="call", is_write=write, session_id=session_id, closed=closed)) is expected
+    assert (
+        type(no_reply_error(no_reply, description="call", is_write=write, session_id=session_id, closed=closed))
+        is expected
+    )

@@ -230,7 +230,7 @@ class EtcdConnection:
         self,
         method: str,
         request: Any,
-        what: str,
+        description: str,
         decode: Callable[[bytes], T],
         *,
         deadline: float | None = None,
@@ -241,14 +241,14 @@ class EtcdConnection:
         Args:
             method: "Range" or "Txn".
             request: The request as a message, or encoded.
-            what: Description of the call with its key, for messages.
+            description: A description of the call with its key, for messages.
             decode: Decodes the response. Raises ``ValueError`` if the response is malformed.
             deadline: Local clock time. None is the call timeout from now.
             in_caller_thread: Make the call in this thread. See ``send``.
         """
         left_s = self.call_timeout_s if deadline is None else max(deadline - self.clock.now(), 0.001)
         deadline = self.clock.now() + left_s
-        outcome = _Read(self, (method, request), what, decode, deadline)
+        outcome = _Read(self, (method, request), description, decode, deadline)
         try:
             self.send(
                 method, request, self.attempt_timeout_s(left_s), in_caller_thread=in_caller_thread
@@ -257,27 +257,27 @@ class EtcdConnection:
             reject(outcome, error)
         return outcome
 
-    def call(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
+    def call(self, method: str, request: Any, description: str, deadline: float) -> FutureGenerator[Any]:
         """Make a call that may be repeated, until the server responds. Return the response as a message.
 
         Args:
             method: The name of the gRPC method.
             request: The request.
-            what: Description of the call for messages.
+            description: A description of the call for messages.
             deadline: Local clock time.
 
         Raises:
             LatchworkError: The error of the server, or ``Unavailable``.
         """
-        answer = yield from self.call_undecoded(method, request, what, deadline)
+        answer = yield from self.call_undecoded(method, request, description, deadline)
         if not isinstance(answer, bytes):
             return answer
         try:
             return decode_response(method, answer)
         except ValueError as error:
-            raise malformed_response_error(what, error) from error
+            raise malformed_response_error(description, error) from error
 
-    def call_undecoded(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
+    def call_undecoded(self, method: str, request: Any, description: str, deadline: float) -> FutureGenerator[Any]:
         """Make a call like ``call``, but return the response to a Range or a Txn as undecoded bytes."""
         refreshed = False
         while True:
@@ -285,26 +285,26 @@ class EtcdConnection:
             try:
                 answer = yield self.send(method, request, self.attempt_timeout_s(left_s))
             except grpc.RpcError as error:
-                refreshed = yield from self._prepare_retry(error, what, deadline, refreshed=refreshed)
+                refreshed = yield from self._prepare_retry(error, description, deadline, refreshed=refreshed)
             else:
                 self.healthy = True
                 return answer
 
-    def pause_before_retry(self, error: grpc.RpcError, what: str, deadline: float) -> FutureGenerator[None]:
+    def pause_before_retry(self, error: grpc.RpcError, description: str, deadline: float) -> FutureGenerator[None]:
         """Pause before the next attempt of a call.
 
         Args:
             error: The error of the last attempt.
-            what: Description of the call for messages.
+            description: A description of the call for messages.
             deadline: Local clock time.
 
         Raises:
             Unavailable: There is no time for another attempt.
         """
         if self.closed:
-            raise rpc_errors.with_cause(Closed(f"the store was closed while it was to {what}"), error)
+            raise rpc_errors.with_cause(Closed(f"the store was closed while it was to {description}"), error)
         if self.clock.now() + RETRY_S >= deadline:
-            raise rpc_errors.translate_error(error, what)
+            raise rpc_errors.translate_error(error, description)
         yield self.timer.after(RETRY_S)
 
     def refresh_token(self, deadline: float | None = None) -> Future[None]:
@@ -327,18 +327,18 @@ class EtcdConnection:
             return refreshing
         return self.with_deadline(refreshing, deadline, f"log in {self._url.user!r}")
 
-    def with_deadline(self, shared: Future[T], deadline: float, what: str) -> Future[T]:
+    def with_deadline(self, shared: Future[T], deadline: float, description: str) -> Future[T]:
         """Return a future that completes like another future, but fails with ``Unavailable`` at a deadline.
 
         Args:
             shared: The other future, for which several callers wait.
             deadline: Local clock time.
-            what: Description of the call for messages.
+            description: A description of the call for messages.
         """
         ours: Future[T] = LightFuture()
 
         def give_up() -> None:
-            reject(ours, Unavailable(f"etcd did not {what} in time; try again"))
+            reject(ours, Unavailable(f"etcd did not {description} in time; try again"))
 
         chain(shared, ours)
         self.timer.call_later(max(deadline - self.clock.now(), 0.0), give_up)
@@ -493,27 +493,27 @@ class EtcdConnection:
                 return
 
     def retry_read(
-        self, error: grpc.RpcError, method_and_request: tuple[str, Any], what: str, deadline: float
+        self, error: grpc.RpcError, method_and_request: tuple[str, Any], description: str, deadline: float
     ) -> FutureGenerator[Any]:
         """Repeat a read whose first attempt has failed, and return its response.
 
         Args:
             error: The error of the first attempt.
             method_and_request: The name of the gRPC method, and the encoded request.
-            what: Description of the call for messages.
+            description: A description of the call for messages.
             deadline: Local clock time.
         """
-        yield from self._prepare_retry(error, what, deadline, refreshed=False)
-        return (yield from self.call_undecoded(*method_and_request, what, deadline))
+        yield from self._prepare_retry(error, description, deadline, refreshed=False)
+        return (yield from self.call_undecoded(*method_and_request, description, deadline))
 
     def _prepare_retry(
-        self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool
+        self, error: grpc.RpcError, description: str, deadline: float, *, refreshed: bool
     ) -> FutureGenerator[bool]:
         """Prepare the next attempt of a failed call. Log in again if the authentication token has expired.
 
         Args:
             error: The error of the last attempt.
-            what: Description of the call for messages.
+            description: A description of the call for messages.
             deadline: Local clock time.
             refreshed: Whether this call has already logged in again.
 
@@ -530,10 +530,10 @@ class EtcdConnection:
             return True
         if effect in {CallOutcome.REFUSED, CallOutcome.STALE_TOKEN}:
             self.healthy = True
-            raise rpc_errors.translate_error(error, what) from error
+            raise rpc_errors.translate_error(error, description) from error
         self._raise_tls_error(error)
         self.record_failure(error)
-        yield from self.pause_before_retry(error, what, deadline)
+        yield from self.pause_before_retry(error, description, deadline)
         return refreshed
 
     def _raise_tls_error(self, error: grpc.RpcError) -> None:
@@ -615,11 +615,11 @@ def decode_response(method: str, answer: bytes) -> Any:
         raise ValueError(msg) from error
 
 
-def malformed_response_error(what: str, error: ValueError) -> LatchworkError:
+def malformed_response_error(description: str, error: ValueError) -> LatchworkError:
     """Return the error for a read whose response cannot be decoded.
 
     Args:
-        what: Description of the call for the message.
+        description: A description of the call for the message.
         error: The error of the decoding.
     """
-    return rpc_errors.with_cause(Unavailable(f"could not {what}: {error}; try again"), error)
+    return rpc_errors.with_cause(Unavailable(f"could not {description}: {error}; try again"), error)

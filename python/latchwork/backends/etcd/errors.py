@@ -113,19 +113,19 @@ def message_contains(error: BaseException, text: str) -> bool:
     return isinstance(error, grpc.RpcError) and text in get_message(error)
 
 
-def translate_error(error: grpc.RpcError, what: str) -> LatchworkError:
+def translate_error(error: grpc.RpcError, description: str) -> LatchworkError:
     """Convert the gRPC error of a failed call to one of latchwork's errors.
 
     Args:
         error: The gRPC error, which becomes the cause.
-        what: Description of the call with its key, such as "read 'a/b'".
+        description: A description of the call with its key, such as "read 'a/b'".
     """
     said = get_message(error)
     known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(get_status_code(error))
     if known is None:
-        return with_cause(Unavailable(f"etcd could not {what} in time ({said}); try again"), error)
+        return with_cause(Unavailable(f"etcd could not {description} in time ({said}); try again"), error)
     make, message = known
-    return with_cause(make(message.format(what)), error)
+    return with_cause(make(message.format(description)), error)
 
 
 def with_cause(ours: LatchworkError, error: BaseException) -> LatchworkError:

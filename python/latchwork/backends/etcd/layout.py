@@ -34,19 +34,19 @@ class EtcdKeys:
         """Return the raw key of a key: its name in etcd."""
         return self.root + key.encode()
 
-    def decode_key(self, raw: bytes) -> str:
+    def decode_key(self, raw_key: bytes) -> str:
         """Return the key for a valid raw key."""
-        return raw[self._skip :].decode()
+        return raw_key[self._skip :].decode()
 
-    def decode_key_or_none(self, raw: bytes) -> str | None:
+    def decode_key_or_none(self, raw_key: bytes) -> str | None:
         """Return the key for a raw key. For an invalid one, record it and return None."""
         try:
-            name = self.decode_key(raw)
+            name = self.decode_key(raw_key)
         except UnicodeDecodeError:
             name = ""
         if is_key(name):
             return name
-        self.invalid_keys.record([raw])
+        self.invalid_keys.record([raw_key])
         return None
 
     def session_key(self, session_id: str) -> bytes:
@@ -94,9 +94,9 @@ class EtcdKeys:
         )
 
 
-def single_key_range(raw: bytes) -> KeyRange:
+def single_key_range(raw_key: bytes) -> KeyRange:
     """Return the range that contains only this raw key."""
-    return raw, raw + b"\0"
+    return raw_key, raw_key + b"\0"
 
 
 def session_id_of_lease(lease: int) -> str | None:

@@ -216,15 +216,15 @@ class EtcdReader:
         return len(self._keys.encode_key(prefix)) + (1 if prefix else 0)
 
 
-def _key_after_page(raw: bytes, name_offset: int | None) -> bytes:
+def _key_after_page(raw_key: bytes, name_offset: int | None) -> bytes:
     """Return the raw key at which to continue after a page: after its last key, or after the subtree of that key.
 
     Args:
-        raw: The last key of the page.
+        raw_key: The last key of the page.
         name_offset: The index at which the name below the prefix begins. None does not skip subtrees.
     """
-    slash = -1 if name_offset is None else raw.find(b"/", name_offset)
-    return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
+    slash = -1 if name_offset is None else raw_key.find(b"/", name_offset)
+    return raw_key + b"\0" if slash < 0 else raw_key[:slash] + b"0"
 
 
 def _keys_to_request(size: int, limit: int | None, found: int) -> int:
@@ -349,7 +349,7 @@ class MergedReads:
 def read_ranges(
     connection: EtcdConnection,
     ranges: Sequence[Any],
-    what: str,
+    description: str,
     *,
     deadline: float | None = None,
     in_caller_thread: bool = False,
@@ -359,26 +359,26 @@ def read_ranges(
     Args:
         connection: The connection.
         ranges: ``RangeRequest`` messages.
-        what: Description of the call with its key, for messages.
+        description: A description of the call with its key, for messages.
         deadline: Local clock time. None is the call timeout from now.
         in_caller_thread: Send a single request in this thread.
     """
     if not connection.survives_canceled_reads:
-        return read_separately(connection, ranges, what, deadline=deadline)
+        return read_separately(connection, ranges, description, deadline=deadline)
     request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
     if deadline is None:
         return connection.read(
             "Txn",
             request,
-            what,
+            description,
             lambda answer: _ranges_of(decode_response("Txn", answer)),
             in_caller_thread=in_caller_thread,
         )
-    return then(run_generator(connection.call("Txn", request, what, deadline)), _ranges_of)
+    return then(run_generator(connection.call("Txn", request, description, deadline)), _ranges_of)
 
 
 def read_pages(
-    connection: EtcdConnection, codec: EtcdCodec, ranges: Sequence[Any], what: str
+    connection: EtcdConnection, codec: EtcdCodec, ranges: Sequence[Any], description: str
 ) -> Future[list[EtcdPage]]:
     """Read one page of each range, with one request each, all in flight at the same time. The future returns the pages.
 
@@ -386,38 +386,38 @@ def read_pages(
         connection: The connection.
         codec: Decodes the answers.
         ranges: ``RangeRequest`` messages.
-        what: Description of the call with its key, for messages.
+        description: A description of the call with its key, for messages.
     """
     until = connection.clock.now() + connection.call_timeout_s
 
     def page(request: Any) -> FutureGenerator[EtcdPage]:
-        answer = yield from connection.call_undecoded("Range", request, what, until)
+        answer = yield from connection.call_undecoded("Range", request, description, until)
         try:
             return codec.page(answer)
         except ValueError as error:
-            raise malformed_response_error(what, error) from error
+            raise malformed_response_error(description, error) from error
 
     return together([run_generator(page(each)) for each in ranges])
 
 
 def read_separately(
-    connection: EtcdConnection, ranges: Sequence[Any], what: str, *, deadline: float | None = None
+    connection: EtcdConnection, ranges: Sequence[Any], description: str, *, deadline: float | None = None
 ) -> Future[list[Any]]:
     """Read ranges with one request each, all in flight at the same time. The future returns the answers in order.
 
     Args:
         connection: The connection.
         ranges: ``RangeRequest`` messages.
-        what: Description of the call with its key, for messages.
+        description: A description of the call with its key, for messages.
         deadline: Local clock time. None is the call timeout from now.
     """
     until = connection.clock.now() + connection.call_timeout_s if deadline is None else deadline
-    sent = [run_generator(connection.call("Range", each, what, until)) for each in ranges]
+    sent = [run_generator(connection.call("Range", each, description, until)) for each in ranges]
     return together(sent)
 
 
 def read_at_one_revision(
-    connection: EtcdConnection, reads: Sequence[Operation], what: str, deadline: float
+    connection: EtcdConnection, reads: Sequence[Operation], description: str, deadline: float
 ) -> FutureGenerator[list[pb.ResponseOp]]:
     """Read several ranges at one revision, which was current after the call began. Return the responses.
 
@@ -426,11 +426,11 @@ def read_at_one_revision(
     """
     first, *others = [pb.RangeRequest(**operation["request_range"]) for operation in reads]
     while True:
-        answer = yield from connection.call("Range", first, what, deadline)
+        answer = yield from connection.call("Range", first, description, deadline)
         for each in others:
             each.revision = answer.header.revision
         try:
-            answers = [answer, *(yield read_separately(connection, others, what, deadline=deadline))]
+            answers = [answer, *(yield read_separately(connection, others, description, deadline=deadline))]
             return [pb.ResponseOp(response_range=each) for each in answers]
         except LatchworkError as error:
             compacted = error.__cause__ is not None and rpc_errors.message_contains(error.__cause__, "compacted")

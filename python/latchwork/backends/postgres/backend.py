@@ -240,15 +240,15 @@ class PostgresBackend(Backend):
         return queue.call_now(call) if self._now else queue.submit(call)
 
     def _read(
-        self, what: str, statements: Sequence[Statement], decode: Callable[[builtins.list[Row]], Any]
+        self, description: str, statements: Sequence[Statement], decode: Callable[[builtins.list[Row]], Any]
     ) -> Future[Any]:
-        read = Read(what, self._deadline(), statements, decode)
+        read = Read(description, self._deadline(), statements, decode)
         if not self._writes.is_in_doubt:
             return self._made(self._reads, read)
 
         def steps() -> FutureGenerator[Any]:  # a read is final only once it is known what became of the writes before
             yield self._writes.submit(
-                WriteBarrier(f"{what}, which waits for a write whose outcome is unknown", read.deadline)
+                WriteBarrier(f"{description}, which waits for a write whose outcome is unknown", read.deadline)
             )
             return (yield self._reads.submit(read))
 

@@ -349,13 +349,13 @@ def build_ordered_commit(
     return PostgresCommit(deadline, (), (op,), ended_sessions, kind="o", key_prefix=key_prefix)
 
 
-def refusal_error(error: ServerError, what: str) -> LatchworkError:
+def refusal_error(error: ServerError, description: str) -> LatchworkError:
     """Return latchwork's error for a call whose statement the server refused.
 
     Args:
         error: The error of the server.
-        what: Description of the call for the message.
+        description: A description of the call for the message.
     """
     if error.code == errors.NOT_A_LEAF:
-        return InvalidKey(f"could not {what}: of {error.detail!r}, {error}; use another key")
-    return errors.translate_error(error, what)
+        return InvalidKey(f"could not {description}: of {error.detail!r}, {error}; use another key")
+    return errors.translate_error(error, description)

@@ -100,58 +100,68 @@ def is_refused_parameter(error: ServerError) -> bool:
     return "unsupported startup parameter" in str(error)
 
 
-def convert_connect_error(error: ServerError, where: str) -> LatchworkError:
+def convert_connect_error(error: ServerError, server_name: str) -> LatchworkError:
     """Return latchwork's error for a server that refused a connection.
 
     Args:
         error: The error of the server.
-        where: Description of the server for the message.
+        server_name: Name of the server, for the message.
     """
     said = str(error)
     if "permission denied" in said:
-        return PermissionDenied(f"{where}: {said}; grant the account CONNECT on the database")
+        return PermissionDenied(f"{server_name}: {said}; grant the account CONNECT on the database")
     if "database" in said and "does not exist" in said:
-        return ConnectFailed(f"{where}: {said}; create it, or name another one in the connection URL")
+        return ConnectFailed(f"{server_name}: {said}; create it, or name another one in the connection URL")
     if any(words in said for words in _REFUSED):
-        return AuthenticationFailed(f"{where} refused the account: {said}; check the user and password of the URL")
-    return ConnectFailed(f"{where}: {said}")
+        return AuthenticationFailed(
+            f"{server_name} refused the account: {said}; check the user and password of the URL"
+        )
+    return ConnectFailed(f"{server_name}: {said}")
 
 
-def translate_error(error: ServerError, what: str) -> LatchworkError:
+def translate_error(error: ServerError, description: str) -> LatchworkError:
     """Return latchwork's error for a refused statement, which had no effect.
 
     Args:
         error: The error of the server.
-        what: Description of the call with its key, for the message.
+        description: A description of the call with its key, for the message.
     """
-    return _caused(_build_error(error, what), error)
+    return _caused(_build_error(error, description), error)
 
 
-def unavailable_error(error: Exception, what: str) -> LatchworkError:
+def unavailable_error(error: Exception, description: str) -> LatchworkError:
     """Return the ``Unavailable`` error for a call that was not completed in time.
 
     Args:
         error: The error of the last attempt.
-        what: Description of the call with its key, for the message.
+        description: A description of the call with its key, for the message.
     """
-    return _caused(Unavailable(f"PostgreSQL could not {what} in time ({error}); try again"), error)
+    return _caused(Unavailable(f"PostgreSQL could not {description} in time ({error}); try again"), error)
 
 
-def _build_error(error: ServerError, what: str) -> LatchworkError:
+def _build_error(error: ServerError, description: str) -> LatchworkError:
     code, said = error.code, str(error)
     if code == "42501":
-        return PermissionDenied(f"the account may not {what} ({said}); see the reference of URLs for what it needs")
+        return PermissionDenied(
+            f"the account may not {description} ({said}); see the reference of URLs for what it needs"
+        )
     if code.startswith("28"):
-        return AuthenticationFailed(f"PostgreSQL refused the account when asked to {what} ({said})")
+        return AuthenticationFailed(f"PostgreSQL refused the account when asked to {description} ({said})")
     if code in {"53100", "53200"}:
-        return StoreFull(f"PostgreSQL is out of space and could not {what} ({said}); free space on its disk")
+        return StoreFull(f"PostgreSQL is out of space and could not {description} ({said}); free space on its disk")
     if code == NO_NUMBER_LEFT:
-        return QuotaExceeded(f"could not {what}: all numbers below that parent have been used; use another parent")
+        return QuotaExceeded(
+            f"could not {description}: all numbers below that parent have been used; use another parent"
+        )
     if code.startswith("54"):
-        return TransactionTooLarge(f"the request to {what} exceeds what PostgreSQL takes ({said}); write less at once")
+        return TransactionTooLarge(
+            f"the request to {description} exceeds what PostgreSQL takes ({said}); write less at once"
+        )
     if code in {"42P01", "3F000", "42883"}:
-        return Unavailable(f"PostgreSQL could not {what}: its schema is not there any more ({said}); connect again")
-    return Unavailable(f"PostgreSQL could not {what} ({said}, SQLSTATE {code}); try again")
+        return Unavailable(
+            f"PostgreSQL could not {description}: its schema is not there any more ({said}); connect again"
+        )
+    return Unavailable(f"PostgreSQL could not {description} ({said}, SQLSTATE {code}); try again")
 
 
 def _caused(ours: LatchworkError, error: Exception) -> LatchworkError:

@@ -76,13 +76,13 @@ class Schema:
         """
         return Query(name.encode(), sql.format(s=self.name, head=HEAD).encode(), frozenset(binary))
 
-    def prepare_connection(self, connection: PostgresConnection, root: str, where: str, deadline: float) -> int:
+    def prepare_connection(self, connection: PostgresConnection, root: str, server_name: str, deadline: float) -> int:
         """Prepare a new connection: create the schema and the root if they do not exist, and detect a changed server.
 
         Args:
             connection: The connection.
             root: The name of the root.
-            where: Description of the server for messages.
+            server_name: Name of the server, for messages.
             deadline: Local clock time.
         Returns:
             The number of the root.
@@ -97,22 +97,22 @@ class Schema:
             if isinstance(answer, ServerError):
                 if answer.is_transient:
                     raise ConnectionBroken(str(answer)) from answer
-                raise translate_error(answer, f"use the schema {self.name} of {where}") from answer
+                raise translate_error(answer, f"use the schema {self.name} of {server_name}") from answer
             return answer
 
         if ask(self._exists)[0][0] != b"\x01":
-            self._make(connection, where, deadline)
+            self._make(connection, server_name, deadline)
         form, is_known, number_of = ask(self._register_root, root)[0]
         if decode_number(form) != FORMAT:
             raise ConnectFailed(
-                f"the schema {self.name} of {where} has format {decode_number(form)}, and this version of latchwork "
-                f"knows {FORMAT}; name another schema in the URL, or use the version that made it"
+                f"the schema {self.name} of {server_name} has format {decode_number(form)}, and this version of "
+                f"latchwork knows {FORMAT}; name another schema in the URL, or use the version that made it"
             )
         if is_known != b"\x01":
             ask(self._succeed)
         return decode_number(number_of if number_of is not None else ask(self._make_root, root)[0][0])
 
-    def _make(self, connection: PostgresConnection, where: str, deadline: float) -> None:
+    def _make(self, connection: PostgresConnection, server_name: str, deadline: float) -> None:
         """Create the schema in one transaction, unless another client is just doing so."""
         body = (
             Path(__file__)
@@ -141,4 +141,4 @@ class Schema:
         )
         (answer,) = connection.run([Statement(Query(b"make", once.encode()))], deadline)
         if isinstance(answer, ServerError):
-            raise translate_error(answer, f"make the schema {self.name} of {where}") from answer
+            raise translate_error(answer, f"make the schema {self.name} of {server_name}") from answer

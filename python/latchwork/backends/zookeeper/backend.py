@@ -321,10 +321,10 @@ class ZooKeeperBackend(Backend):
         if has_leader and zookeeper_may_lose_data(version):
             warn_once(_log, _MAY_LOSE_DATA, version, join_hosts(url.hosts))
 
-    def _read(self, what: str, steps: Callable[[float], FutureGenerator[T]]) -> Future[T]:
-        return run_generator(self._read_steps(what, steps))
+    def _read(self, description: str, steps: Callable[[float], FutureGenerator[T]]) -> Future[T]:
+        return run_generator(self._read_steps(description, steps))
 
-    def _read_steps(self, what: str, steps: Callable[[float], FutureGenerator[T]]) -> FutureGenerator[T]:
+    def _read_steps(self, description: str, steps: Callable[[float], FutureGenerator[T]]) -> FutureGenerator[T]:
         """Make a read, and repeat it after each lost connection until the deadline.
 
         A new ZooKeeper session may be connected to a server with an older state.
@@ -337,19 +337,23 @@ class ZooKeeperBackend(Backend):
                 result = yield from steps(deadline)
             except NoReply as no_reply:
                 if main.has_ended or not no_reply.sent or main.has_passed(deadline):
-                    raise no_reply_error(no_reply, what=what, is_write=False, closed=self._closed) from no_reply
+                    raise no_reply_error(
+                        no_reply, description=description, is_write=False, closed=self._closed
+                    ) from no_reply
                 continue
             if main.zk_session == zk_session:
                 return result
 
-    def _write(self, owner: HasId | None, what: str, steps: Callable[[WriteTask], FutureGenerator[T]]) -> Future[T]:
+    def _write(
+        self, owner: HasId | None, description: str, steps: Callable[[WriteTask], FutureGenerator[T]]
+    ) -> Future[T]:
         connection = self._main
         if owner is not None:
             session = self._sessions.get(owner.id)
             if session is None or session.connection.has_ended:
-                return failed(session_lost_error(owner.id, what))
+                return failed(session_lost_error(owner.id, description))
             connection = session.connection
-        task = WriteTask(connection, connection.deadline(), None if owner is None else owner.id, what)
+        task = WriteTask(connection, connection.deadline(), None if owner is None else owner.id, description)
         return run_generator(self._write_steps(task, steps))
 
     def _write_steps(self, task: WriteTask, steps: Callable[[WriteTask], FutureGenerator[T]]) -> FutureGenerator[T]:

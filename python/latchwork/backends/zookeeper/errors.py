@@ -37,67 +37,75 @@ class WriteCounterMissing(Exception):
 
 
 def no_reply_error(
-    no_reply: NoReply, *, what: str, is_write: bool, session_id: str | None = None, closed: bool = False
+    no_reply: NoReply, *, description: str, is_write: bool, session_id: str | None = None, closed: bool = False
 ) -> LatchworkError:
     """Return latchwork's error for a request without a reply.
 
     Args:
         no_reply: The error of the request.
-        what: Description of the call with its key, such as ``put 'a/b'``.
+        description: A description of the call with its key, such as ``put 'a/b'``.
         is_write: Whether the request could change data.
         session_id: ID of the session. None for the store's main connection.
         closed: Whether to report an ended connection as ``Closed``.
     """
     if is_write and no_reply.sent:
-        return OutcomeUnknown(f"{what}: the connection was lost before the answer; read the key to see what happened")
+        return OutcomeUnknown(
+            f"{description}: the connection was lost before the answer; read the key to see what happened"
+        )
     if no_reply.has_ended and session_id is not None:
-        return session_lost_error(session_id, what)
+        return session_lost_error(session_id, description)
     if no_reply.has_ended and closed:
-        return Closed(f"{what}: the store was closed; open a new one")
-    return Unavailable(f"{what}: no ZooKeeper server answered in time; nothing was changed, try again")
+        return Closed(f"{description}: the store was closed; open a new one")
+    return Unavailable(f"{description}: no ZooKeeper server answered in time; nothing was changed, try again")
 
 
-def session_lost_error(session_id: str, what: str) -> SessionLost:
+def session_lost_error(session_id: str, description: str) -> SessionLost:
     """Return the ``SessionLost`` error for a call that uses an ended session.
 
     Args:
         session_id: ID of the session.
-        what: Description of the call with its key.
+        description: A description of the call with its key.
     """
-    return SessionLost(f"{what}: session {session_id} has ended; stop the work it protected and open a new session")
+    return SessionLost(
+        f"{description}: session {session_id} has ended; stop the work it protected and open a new session"
+    )
 
 
-def refusal_error(code: int, *, what: str, key: str) -> LatchworkError:
+def refusal_error(code: int, *, description: str, key: str) -> LatchworkError:
     """Return latchwork's error for a request that the server refused. It had no effect.
 
     Args:
         code: ZooKeeper's error code.
-        what: Description of the call.
+        description: A description of the call.
         key: The key that the request concerns.
     """
     if code == wire.NO_AUTH:
-        return PermissionDenied(f"{what}: this account has no right to do that to {key!r}; fix its ACL or the account")
+        return PermissionDenied(
+            f"{description}: this account has no right to do that to {key!r}; fix its ACL or the account"
+        )
     if code == wire.INVALID_ACL:
         return PermissionDenied(
-            f"{what}: the server refused the ACL; acl=creator needs a user and a password in the URL"
+            f"{description}: the server refused the ACL; acl=creator needs a user and a password in the URL"
         )
     if code == wire.EPHEMERAL_PARENT:
         return InvalidKey(f"{key!r} lies below a session-bound key; session-bound keys cannot have keys below them")
     if code == wire.QUOTA_EXCEEDED:
-        return QuotaExceeded(f"{what}: a quota set on the server for {key!r} is used up; raise it or delete keys")
-    return Unavailable(f"{what}: the ZooKeeper server refused with error {code}; nothing was changed, try again")
+        return QuotaExceeded(
+            f"{description}: a quota set on the server for {key!r} is used up; raise it or delete keys"
+        )
+    return Unavailable(f"{description}: the ZooKeeper server refused with error {code}; nothing was changed, try again")
 
 
-def raise_for_read_error(code: object, what: str, key: str) -> None:
+def raise_for_read_error(code: object, description: str, key: str) -> None:
     """Raise an error if a read failed. A znode that does not exist is not an error.
 
     Args:
         code: ZooKeeper's error code.
-        what: Description of the call.
+        description: A description of the call.
         key: The key that was read.
     Raises:
         LatchworkError: The read failed.
     """
     assert isinstance(code, int)
     if code not in {wire.NO_NODE, wire.OK}:
-        raise refusal_error(code, what=f"{what} {key!r}", key=key)
+        raise refusal_error(code, description=f"{description} {key!r}", key=key)

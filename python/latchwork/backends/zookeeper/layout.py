@@ -126,21 +126,23 @@ def decode_data(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int
     return data[found.end() :], found[1].decode("ascii"), None if older is None else int(older)
 
 
-def decode_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
+def decode_entry(
+    key: str, znode_data: Data, guard_version: int = UNKNOWN, born_zxid: int | None = None
+) -> Entry | None:
     """Return the entry for the data of a znode, or None if it is only a parent of other keys.
 
     Args:
         key: The key.
-        found: The data of the znode.
-        gen: The version of the guard of the key's bucket, read before the znode.
-        born: The number of the transaction that created the key's ``#born`` node.
+        znode_data: The data and metadata of the znode.
+        guard_version: The version of the guard of the key's bucket, read before the znode.
+        born_zxid: The number of the transaction that created the key's ``#born`` node.
     """
-    data, stat = found
+    data, stat = znode_data
     if not data:
         return None
     value, owner, older = decode_data(data, ephemeral=bool(stat.ephemeral_owner))
-    created = next(each for each in (older, born, stat.czxid) if each is not None)
-    version = Version(stat.mzxid, stat.version, gen, created, owner, born is not None)
+    created = next(each for each in (older, born_zxid, stat.czxid) if each is not None)
+    version = Version(stat.mzxid, stat.version, guard_version, created, owner, born_zxid is not None)
     return Entry(key, value, version, stat.mzxid, created, owner)
 
 

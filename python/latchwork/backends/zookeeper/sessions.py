@@ -128,12 +128,12 @@ class ZooKeeperSession:
         try:
             reply = yield call
         except NoReply as no_reply:
-            raise no_reply_error(no_reply, what=what, is_write=False, session_id=self.id) from no_reply
+            raise no_reply_error(no_reply, description=what, is_write=False, session_id=self.id) from no_reply
         error = wire.parse_multi(reply).error
         if error in {NO_NODE, SESSION_EXPIRED}:
             raise session_lost_error(self.id, what)
         if error != OK:
-            raise refusal_error(error, what=what, key=self._marker)
+            raise refusal_error(error, description=what, key=self._marker)
         return call.sent_at
 
     def touch(self) -> Future[float]:
@@ -151,9 +151,9 @@ class ZooKeeperSession:
         try:
             reply = yield call
         except NoReply as no_reply:
-            raise no_reply_error(no_reply, what=what, is_write=False, session_id=self.id) from no_reply
+            raise no_reply_error(no_reply, description=what, is_write=False, session_id=self.id) from no_reply
         if reply.error != OK:
-            raise refusal_error(reply.error, what=what, key=self._marker)
+            raise refusal_error(reply.error, description=what, key=self._marker)
         return call.sent_at
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:

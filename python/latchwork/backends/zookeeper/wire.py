@@ -186,35 +186,35 @@ def encode_multi(parts: list[bytes]) -> bytes:
 # Replies.
 
 
-def parse_text(body: bytes, at: int) -> tuple[str, int]:
+def parse_text(body: bytes, index: int) -> tuple[str, int]:
     """Decode a string at an index. Return it with the index after it."""
-    (length,) = INT.unpack_from(body, at)
-    at += 4
-    return (body[at : at + length].decode(), at + length) if length > 0 else ("", at)
+    (length,) = INT.unpack_from(body, index)
+    index += 4
+    return (body[index : index + length].decode(), index + length) if length > 0 else ("", index)
 
 
-def parse_stat(body: bytes, at: int = 0) -> Stat:
+def parse_stat(body: bytes, index: int = 0) -> Stat:
     """Decode the metadata of a znode at an index."""
-    return Stat._make(_STAT.unpack_from(body, at))
+    return Stat._make(_STAT.unpack_from(body, index))
 
 
-def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
+def parse_data(body: bytes, index: int = 0) -> tuple[Data, int]:
     """Decode the data and metadata of a znode at an index. Return them with the index after them."""
-    (length,) = INT.unpack_from(body, at)
-    at += 4
-    end = at + max(length, 0)
-    return Data(body[at:end], Stat._make(_STAT.unpack_from(body, end))), end + _STAT.size
+    (length,) = INT.unpack_from(body, index)
+    index += 4
+    end = index + max(length, 0)
+    return Data(body[index:end], Stat._make(_STAT.unpack_from(body, end))), end + _STAT.size
 
 
-def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
+def parse_names(body: bytes, index: int = 0) -> tuple[list[str], int]:
     """Decode the names of children at an index, in the server's order. Return them with the index after them."""
-    (count,) = INT.unpack_from(body, at)
-    at += 4
+    (count,) = INT.unpack_from(body, index)
+    index += 4
     names = []
     for _ in range(count):
-        name, at = parse_text(body, at)
+        name, index = parse_text(body, index)
         names.append(name)
-    return names, at
+    return names, index
 
 
 def parse_multi(reply: Reply) -> MultiReply:

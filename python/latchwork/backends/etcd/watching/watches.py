@@ -83,14 +83,16 @@ class StoreWatches:
         spans = (
             [single_key_range(self._keys.encode_key(prefix))] if single_key else self._keys.ranges_at_or_below(prefix)
         )
-        return self.watch_spans(spans, callback, what=f"watch {prefix!r}", single_key=single_key, heartbeats=heartbeats)
+        return self.watch_spans(
+            spans, callback, description=f"watch {prefix!r}", single_key=single_key, heartbeats=heartbeats
+        )
 
     def watch_spans(
         self,
         spans: Sequence[KeyRange],
         callback: WatchCallback,
         *,
-        what: str = "",
+        description: str = "",
         single_key: bool = False,
         heartbeats: bool = False,
     ) -> EtcdWatch:
@@ -99,7 +101,7 @@ class StoreWatches:
         Args:
             spans: The ranges.
             callback: Callback for the events.
-            what: Description of the watch for messages.
+            description: A description of the watch for messages.
             single_key: Watch a single session-bound key, and report only its deletion.
             heartbeats: Also send ``Current`` events while nothing changes.
         """
@@ -109,7 +111,7 @@ class StoreWatches:
             self._codec,
             spans,
             callback,
-            what=what,
+            what=description,
             single_key=single_key,
             heartbeats=heartbeats,
         )
@@ -526,6 +528,6 @@ class PermissionChecks:
         if isinstance(error, REFUSALS):
             self._end(watch, error)
 
-    def _may_read(self, span: KeyRange, what: str, *, member_only: bool = False) -> Future[Any]:
+    def _may_read(self, span: KeyRange, description: str, *, member_only: bool = False) -> Future[Any]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=1, keys_only=True, serializable=member_only)
-        return self._connection.read("Range", request, what, lambda answer: answer)
+        return self._connection.read("Range", request, description, lambda answer: answer)

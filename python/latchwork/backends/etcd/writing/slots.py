@@ -33,7 +33,7 @@ _OURS_ALREADY = "lease already exists"
 
 
 def grant_lease(
-    connection: EtcdConnection, ttl_s: int, what: str, deadline: float
+    connection: EtcdConnection, ttl_s: int, description: str, deadline: float
 ) -> FutureGenerator[tuple[int, float]]:
     """Grant a lease with an ID that was never used before. Return its ID and its TTL in seconds.
 
@@ -42,17 +42,19 @@ def grant_lease(
     Args:
         connection: The connection.
         ttl_s: The requested TTL in seconds.
-        what: Description of the call for messages.
+        description: A description of the call for messages.
         deadline: Local clock time.
     """
     # Not from `random`: programs that seed it alike would share their leases, and take each other's for their own.
     lease = (int.from_bytes(os.urandom(8), "big") >> 2) + 1
     try:
-        answer = yield from connection.call("LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), what, deadline)
+        answer = yield from connection.call(
+            "LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), description, deadline
+        )
     except LatchworkError as error:
         if error.__cause__ is None or not rpc_errors.message_contains(error.__cause__, _OURS_ALREADY):
             raise
-        answer = yield from connection.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), what, deadline)
+        answer = yield from connection.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), description, deadline)
         if answer.TTL <= 0:  # it has run out again meanwhile
             raise
     return lease, float(answer.TTL)

@@ -141,7 +141,7 @@ def _refuse_unless_exists(absent: bytes) -> requests.Operation:
     return {"request_put": {"key": absent, "ignore_lease": True}}
 
 
-def build_tree_deletion(ranges: Sequence[KeyRange], what: str) -> Txn:
+def build_tree_deletion(ranges: Sequence[KeyRange], description: str) -> Txn:
     """Return the transaction that deletes all keys in some ranges. Its result is the number of deleted keys."""
     return Txn(
         [],
@@ -151,7 +151,7 @@ def build_tree_deletion(ranges: Sequence[KeyRange], what: str) -> Txn:
             pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1) for start, end in ranges
         ],
         lambda answers, _: sum(answer.count for answer in answers),
-        what,
+        description,
         deleted_ranges=ranges,
     )
 
@@ -233,9 +233,9 @@ class Condition:
         return found > self.operand if self.greater else found == self.operand
 
 
-def unchanged_condition(raw: bytes, revision: int, check: At) -> Condition:
+def unchanged_condition(raw_key: bytes, revision: int, check: At) -> Condition:
     """Return the condition that a key was not written or deleted after a revision."""
-    return Condition(ConditionKind.CHECK, "mod_revision", raw, revision, check)
+    return Condition(ConditionKind.CHECK, "mod_revision", raw_key, revision, check)
 
 
 def absence_condition(kind: ConditionKind, key_range: KeyRange, subject: Any) -> Condition:
@@ -249,61 +249,63 @@ def absence_condition(kind: ConditionKind, key_range: KeyRange, subject: Any) ->
     return Condition(kind, "create_revision", key_range[0], 0, subject, end=key_range[1])
 
 
-def existence_condition(kind: ConditionKind, raw: bytes, subject: Any) -> Condition:
+def existence_condition(kind: ConditionKind, raw_key: bytes, subject: Any) -> Condition:
     """Return the condition that a key exists."""
-    return Condition(kind, "create_revision", raw, 0, subject, greater=True)
+    return Condition(kind, "create_revision", raw_key, 0, subject, greater=True)
 
 
-def ownership_condition(kind: ConditionKind, raw: bytes, lease: int, subject: Any) -> Condition:
+def ownership_condition(kind: ConditionKind, raw_key: bytes, lease: int, subject: Any) -> Condition:
     """Return the condition that a key is bound to a lease, or to none if ``lease`` is 0. A key that does not exist has
     none.
     """
-    return Condition(kind, "lease", raw, lease, subject)
+    return Condition(kind, "lease", raw_key, lease, subject)
 
 
-def counter_condition(raw: bytes, revision: int) -> Condition:
+def counter_condition(raw_key: bytes, revision: int) -> Condition:
     """Return the condition that no sequential number was taken after a revision. Revision 0 means that none was ever
     taken.
     """
-    return Condition(ConditionKind.COUNTER, "mod_revision", raw, revision, None)
+    return Condition(ConditionKind.COUNTER, "mod_revision", raw_key, revision, None)
 
 
-def explain_failed_conditions(failed: Mapping[ConditionKind, list[Condition]], what: str) -> LatchworkError | None:
+def explain_failed_conditions(
+    failed: Mapping[ConditionKind, list[Condition]], description: str
+) -> LatchworkError | None:
     """Return the error for failed conditions. Return None if only assumptions of the backend were wrong, so that a
     retry helps.
 
     Args:
         failed: The failed conditions by meaning.
-        what: Description of the call with its key.
+        description: A description of the call with its key.
     """
     for kind, make in _EXPLANATIONS.items():
         if kind in failed:
-            return make(failed[kind], what)
+            return make(failed[kind], description)
     return None
 
 
-def _session_lost(failed: list[Condition], what: str) -> LatchworkError:
-    return SessionLost(f"could not {what}: session {failed[0].subject} ended on the server; open a new session")
+def _session_lost(failed: list[Condition], description: str) -> LatchworkError:
+    return SessionLost(f"could not {description}: session {failed[0].subject} ended on the server; open a new session")
 
 
-def _conflict(failed: list[Condition], what: str) -> LatchworkError:
+def _conflict(failed: list[Condition], description: str) -> LatchworkError:
     subjects = [condition.subject for condition in failed]
     first = subjects[0]
     named = f"session {first.session_id}" if isinstance(first, SessionAlive) else repr(first.key)
     state = {At: "was written since", Create: "exists already", Absent: "exists"}.get(type(first), "is gone")
     more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
-    return Conflict(f"could not {what}: {named} {state}{more}; read again and try again", subjects)
+    return Conflict(f"could not {description}: {named} {state}{more}; read again and try again", subjects)
 
 
-def _leaf_error(failed: list[Condition], what: str) -> LatchworkError:
+def _leaf_error(failed: list[Condition], description: str) -> LatchworkError:
     return InvalidKey(
-        f"could not {what}: keys bound to a session have nothing below them, {failed[0].subject!r} would; "
+        f"could not {description}: keys bound to a session have nothing below them, {failed[0].subject!r} would; "
         "use another key"
     )
 
 
-def _counter_moved(failed: list[Condition], what: str) -> LatchworkError:
-    del what
+def _counter_moved(failed: list[Condition], description: str) -> LatchworkError:
+    del description
     revision, number = failed[0].subject
     return CounterMoved(revision, number)
 

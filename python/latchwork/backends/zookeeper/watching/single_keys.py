@@ -247,7 +247,7 @@ class SingleKeyWatches:
         if code != NO_AUTH:
             self._read_again_later(watch, number)
             return
-        watch.deliver(Broken(refusal_error(code, what=f"watch {watch.prefix!r}", key=watch.prefix)))
+        watch.deliver(Broken(refusal_error(code, description=f"watch {watch.prefix!r}", key=watch.prefix)))
         watch.close()
 
     def _report(self, watch: SingleKeyWatch, entry: Entry) -> None:

@@ -40,7 +40,7 @@ def find_missing_parents(reader: ZooKeeperReader, task: WriteTask, parent_key: s
     """Return the znodes that do not exist among a parent key and the znodes above it, the topmost first."""
     ups = list_ancestors(parent_key)
     try:
-        known = yield from read_states(reader, task.connection, [parent_key], task.deadline, above=ups)
+        known = yield from read_states(reader, task.connection, [parent_key], task.deadline, parent_keys=ups)
     except NoReply as no_reply:
         raise task.no_reply_error(no_reply, is_write=False) from no_reply
     return [each for each in reversed([parent_key, *ups]) if not known.nodes[each].exists]

@@ -124,16 +124,18 @@ def _get_numbered_key(
     return made
 
 
-def _read_next_number(reader: ZooKeeperReader, task: WriteTask, above: str) -> FutureGenerator[tuple[int, int]]:
+def _read_next_number(reader: ZooKeeperReader, task: WriteTask, parent_key: str) -> FutureGenerator[tuple[int, int]]:
     """Return the next number in the ``#keep`` of a parent, and the version of that znode."""
     try:
         context, barrier = reader.begin_read(task.connection, task.deadline)
-        (found,) = yield from reader.read_data(context, [reader.layout.keep_path(above)])
+        (found,) = yield from reader.read_data(context, [reader.layout.keep_path(parent_key)])
         yield barrier
     except NoReply as no_reply:
         raise task.no_reply_error(no_reply, is_write=False) from no_reply
     if not isinstance(found, Data):
-        raise Unavailable(f"{task.what}: the counter of {above!r} was deleted by another program; nothing was changed")
+        raise Unavailable(
+            f"{task.what}: the counter of {parent_key!r} was deleted by another program; nothing was changed"
+        )
     return max(FIRST_OF_OURS, int(found.data) if found.data.isdigit() else 0), found.stat.version
 
 
@@ -238,10 +240,10 @@ def _number(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _wait_for_names(reader: ZooKeeperReader, above: str, request: Request) -> FutureGenerator[list[str] | None]:
+def _wait_for_names(reader: ZooKeeperReader, parent_key: str, request: Request) -> FutureGenerator[list[str] | None]:
     """Wait for the requested names. Return None if the connection was lost before the reply."""
     try:
-        names: list[str] = yield from reader.receive_names(above, request)
+        names: list[str] = yield from reader.receive_names(parent_key, request)
     except (NoReply, LatchworkError):
         return None
     return names

@@ -62,9 +62,9 @@ class ParentCache:
         nearest = get_parent(key)
         return (nearest,) if nearest in self._there else list_ancestors(key)
 
-    def is_being_created(self, above: str, connection: ZooKeeperConnection | None) -> bool:
+    def is_being_created(self, parent_key: str, connection: ZooKeeperConnection | None) -> bool:
         """Return whether an unanswered write on this connection creates the parent."""
-        maker = self._coming.get(above)
+        maker = self._coming.get(parent_key)
         return maker is not None and maker[0] is connection
 
     def record_sent(self, plan: MultiPlan, connection: ZooKeeperConnection | None) -> None:
@@ -79,19 +79,19 @@ class ParentCache:
             if maker is not None and maker[1] is plan:
                 self._coming.pop(above, None)
 
-    def record_existence(self, above: str, *, exists: bool) -> None:
+    def record_existence(self, parent_key: str, *, exists: bool) -> None:
         """Record whether a parent was found to exist."""
         if not exists:
-            self._there.discard([above])
-            self._growing.put(get_parent(above), True)
-        elif above not in self._there:
-            self._growing.discard([get_parent(above)])
-            self._there.put(above, True)
+            self._there.discard([parent_key])
+            self._growing.put(get_parent(parent_key), True)
+        elif parent_key not in self._there:
+            self._growing.discard([get_parent(parent_key)])
+            self._there.put(parent_key, True)
 
-    def record_key_written(self, above: str) -> None:
+    def record_key_written(self, parent_key: str) -> None:
         """Record that a parent exists, because a key below it was written."""
-        if above not in self._there:
-            self._there.put(above, True)
+        if parent_key not in self._there:
+            self._there.put(parent_key, True)
 
     def record_emptied(self, parents: Iterable[str]) -> None:
         """Record that parents may have been removed, because they may be empty."""
@@ -126,11 +126,11 @@ class VersionCache:
         if UNKNOWN not in {version.gen, version.data}:
             self._versions.put(key, version)
 
-    def record_sequence_parent(self, above: str) -> None:
+    def record_sequence_parent(self, parent_key: str) -> None:
         """Record a parent of sequential keys. It is never removed, so no write needs to check whether it is empty."""
         if len(self.kept) >= _REMEMBERED:
             self.kept = set()
-        self.kept.add(above)
+        self.kept.add(parent_key)
 
     def discard(self, keys: Iterable[str]) -> None:
         """Remove the cached versions of deleted keys."""
@@ -229,7 +229,7 @@ def read_states(
     deadline: float,
     *,
     sessions: Sequence[str] = (),
-    above: Iterable[str] = (),
+    parent_keys: Iterable[str] = (),
 ) -> FutureGenerator[KnownStates]:
     """Read everything that a transaction may need, linearizably.
 
@@ -239,10 +239,10 @@ def read_states(
         keys: The keys of the transaction.
         deadline: Local clock time.
         sessions: IDs of the sessions whose existence is checked.
-        above: The parents whose states are needed.
+        parent_keys: The parents whose states are needed.
     """
     layout = reader.layout
-    parents = sorted(set(above) - set(keys))
+    parents = sorted(set(parent_keys) - set(keys))
     buckets = sorted({get_bucket(key) for key in (*keys, *parents)})
     reads = [wire.encode_get_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
     for key in keys:

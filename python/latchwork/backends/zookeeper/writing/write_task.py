@@ -45,7 +45,9 @@ class WriteTask:
             no_reply: The error of the request.
             is_write: Whether the request could change data.
         """
-        return no_reply_error(no_reply, what=self.what, is_write=is_write, session_id=self.session_id, closed=True)
+        return no_reply_error(
+            no_reply, description=self.what, is_write=is_write, session_id=self.session_id, closed=True
+        )
 
     def refusal_error(self, code: int, key: str) -> LatchworkError:
         """Return latchwork's error for a request that the server refused.
@@ -54,7 +56,7 @@ class WriteTask:
             code: ZooKeeper's error code.
             key: The key that the request concerns.
         """
-        return refusal_error(code, what=self.what, key=key)
+        return refusal_error(code, description=self.what, key=key)
 
     def may_retry(self) -> bool:
         """Return whether there is time for another attempt and the connection has not ended."""

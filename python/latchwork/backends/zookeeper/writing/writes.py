@@ -117,7 +117,7 @@ class ZooKeeperWriter:
             try:
                 above = self.version_cache.list_parents(checks, ops, extra)
                 known = yield from read_states(
-                    self._reader, task.connection, list(keys), task.deadline, sessions=sessions, above=above
+                    self._reader, task.connection, list(keys), task.deadline, sessions=sessions, parent_keys=above
                 )
             except NoReply as no_reply:
                 if not task.may_retry():
