@@ -70,8 +70,8 @@ DEFECTS = (
         "Plans",
         "a start that lands during its retry counts as refused",
         "plans/drafts.py",
-        "            if now is None or now.version == entry.version:  # our key is gone\n",
-        "            if now is None or now.version:  # our key is gone\n",
+        "            if now is None or now.version == entry.version:  # the key that is bound to the session is gone\n",
+        "            if now is None or now.version:  # the key that is bound to the session is gone\n",
         id_of("plans/answers", "a_start_that_lands_while_it_is_sent_again_is_one_start", on="memory"),
     ),
     Defect(
