@@ -59,8 +59,8 @@ DEFECTS = (
         "Barrier",
         "a generation is ended twice",
         "primitives/barrier/member.py",
-        "self._store.commit, [snapshot.open_check], [Put(self._keys.state, state.to_bytes())])",
-        "self._store.commit, [], [Put(self._keys.state, state.to_bytes())])",
+        "self._store.commit, [snapshot.open_check], [write])",
+        "self._store.commit, [], [write])",
         id_of("primitives/barrier", "two_that_end_a_generation_at_the_same_time_end_it_once", on="memory"),
     ),
     Defect(

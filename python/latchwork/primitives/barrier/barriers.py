@@ -107,7 +107,7 @@ class Barrier(BarrierMember, Closable):
             Whether it has passed, and a precondition that fails once any generation has passed or was broken since.
         """
         self._waits.check()
-        snapshot = self._build_snapshot(await ask(self._store.get, self._keys.state), None)
+        snapshot = self._build_snapshot(await ask(self._store.get, self._keys.state_key), None)
         return snapshot.state.has_passed(generation), snapshot.open_check
 
     @driven

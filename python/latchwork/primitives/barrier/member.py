@@ -119,9 +119,9 @@ class ArrivalWatcher:
             entry, keys = change.entry, self.snapshot.keys
             if entry is None:
                 continue
-            if change.key == keys.state:
+            if change.key == keys.state_key:
                 self.snapshot = replace(self.snapshot, state=BarrierRecord.from_entry(entry), entry=entry)
-            elif change.key == keys.opening:
+            elif change.key == keys.opening_key:
                 self.snapshot = replace(self.snapshot, opened=entry)
             elif (member_id := keys.find_member(change.key)) is not None and parse_arrival(entry) == self.phase:
                 self._arrived_at[member_id] = entry.token
@@ -205,7 +205,7 @@ class BarrierMember:
         self._initial = BarrierRecord(0) if per_generation else BarrierRecord.for_parties(self._parties)
         self._identity = Identity()
         self._keys = BarrierKeys(name)
-        self._mine = self._keys.arrival(member_id)
+        self._mine = self._keys.arrival_key(member_id)
         self._last_ended = -1
         self._keeps_arrival = keeps_arrival
         self._is_absent = False  # we have not arrived at the open phase
@@ -221,7 +221,7 @@ class BarrierMember:
     async def _read_state(self) -> BarrierRecord:
         """Read the state of the barrier. Return the initial state if the barrier was never used."""
         self._waits.check()
-        entry = await ask(self._store.get, self._keys.state)
+        entry = await ask(self._store.get, self._keys.state_key)
         return self._initial if entry is None else BarrierRecord.from_entry(entry)
 
     async def _arrived(self) -> list[str]:
@@ -234,7 +234,7 @@ class BarrierMember:
         """Read the state, the newest opening, and all entries of the barrier."""
         entries: list[Entry] = await ask(self._store.list, self.name)
         found = {entry.key: entry for entry in entries}
-        return self._build_snapshot(found.get(self._keys.state), found.get(self._keys.opening)), entries
+        return self._build_snapshot(found.get(self._keys.state_key), found.get(self._keys.opening_key)), entries
 
     def _build_snapshot(self, entry: Entry | None, opening_entry: Entry | None) -> BarrierSnapshot:
         """Return the state and opening that these entries store.
@@ -290,7 +290,7 @@ class BarrierMember:
         opening = snapshot.opening
         missing = set() if opening is None else set(lacking(opening.basis))
         if missing:
-            await self._end(
+            await self._write_phase_end(
                 snapshot.state.phase,
                 lambda now, arrived: (
                     now.state.after_breaking(why, arrived, now.opening, cycle=self._cycle)
@@ -347,7 +347,7 @@ class BarrierMember:
 
     async def _read_before_arrival(self, local: LocalMember) -> tuple[BarrierSnapshot, Entry | None]:
         """Read the state and opening of the barrier, and our arrival unless we know that there is none."""
-        wanted = [self._keys.state, self._keys.opening]
+        wanted = [self._keys.state_key, self._keys.opening_key]
         entry, opened, *mine = await local.members.get_many(wanted if self._is_absent else [*wanted, self._mine])
         return self._build_snapshot(entry, opened), mine[0] if mine else None
 
@@ -387,9 +387,9 @@ class BarrierMember:
         ours, ops = [snapshot.open_check], list[Op]()
         if expected is not None:
             ours += [snapshot.unopened_check, *expected.checks]
-            ops += [Put(self._keys.opening, opening.to_bytes()), *expected.ops]
+            ops += [Put(self._keys.opening_key, opening.to_bytes()), *expected.ops]
         elif snapshot.must_create_state:
-            ops.append(Put(self._keys.state, snapshot.state.to_bytes()))
+            ops.append(Put(self._keys.state_key, snapshot.state.to_bytes()))
         ops.append(Put(self._mine, encode_arrival(opening.phase, about)))
         self._is_absent = False
         began = self._store.clock.now()
@@ -439,7 +439,7 @@ class BarrierMember:
         phase = snapshot.state.phase
         if await waiter.keep_trying(lambda: self._end_if_complete(phase), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
-        if not await waiter.watch_until(self._keys.state, PhaseEndWatcher(snapshot, phase), deadline):
+        if not await waiter.watch_until(self._keys.state_key, PhaseEndWatcher(snapshot, phase), deadline):
             self._waits.raise_if_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round without {self.member_id!r}; try again later")
 
@@ -449,7 +449,7 @@ class BarrierMember:
         after = arrival.snapshot
         if after.state.phase == phase:
             after = await self._watch_arrivals(phase, arrival, waiter, deadline, local)
-        return await self._finish(phase, after, arrival.mine, local)
+        return await self._finish_wait(phase, after, arrival.mine, local)
 
     async def _watch_arrivals(
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
@@ -528,13 +528,13 @@ class BarrierMember:
         """
         longest_s = random.uniform(*AGAIN_S)
         if await local.members.wait_for_phase_end(seen.phase, waiter.cancelled, deadline.left_s(longest_s)):
-            wanted = [self._keys.state, self._keys.opening]
+            wanted = [self._keys.state_key, self._keys.opening_key]
             found = await waiter.keep_trying(lambda: local.members.get_many(wanted), deadline)
             after = self._build_snapshot(*found)
             if after.state.phase > seen.phase:
                 return after
         while not await waiter.watch_until(
-            self._keys.state,
+            self._keys.state_key,
             end := PhaseEndWatcher(seen.snapshot, seen.phase),
             Deadline(self._store.clock, deadline.left_s(longest_s)),
             single_key=True,
@@ -553,7 +553,7 @@ class BarrierMember:
         Returns:
             The state of the barrier if the phase has ended, otherwise None.
         """
-        return await self._end(
+        return await self._write_phase_end(
             phase,
             lambda now, arrived: now.state.after_passing(arrived) if is_complete(now.opening, arrived) else None,
             seen,
@@ -566,7 +566,7 @@ class BarrierMember:
             phase: The phase.
             why: The reason, shown to the other members.
         """
-        after = await self._end(
+        after = await self._write_phase_end(
             phase,
             lambda now, arrived: (
                 now.state.after_passing(arrived)
@@ -577,7 +577,7 @@ class BarrierMember:
         assert after is not None
         return after
 
-    async def _end(
+    async def _write_phase_end(
         self,
         phase: int,
         decide: Callable[[BarrierSnapshot, set[str]], BarrierRecord | None],
@@ -602,13 +602,14 @@ class BarrierMember:
             state = decide(snapshot, arrived)
             if state is None:
                 return None
+            write = Put(self._keys.state_key, state.to_bytes())
             with contextlib.suppress(Conflict):
-                done = await ask(self._store.commit, [snapshot.open_check], [Put(self._keys.state, state.to_bytes())])
+                done = await ask(self._store.commit, [snapshot.open_check], [write])
                 return replace(snapshot, state=state, entry=done.entries[0])
 
     # After the end of a phase
 
-    async def _finish(self, phase: int, after: BarrierSnapshot, mine: Entry | None, local: LocalMember) -> int:
+    async def _finish_wait(self, phase: int, after: BarrierSnapshot, mine: Entry | None, local: LocalMember) -> int:
         end = after.state.find_result(phase)
         self._last_ended = max(self._last_ended, phase)
         self._guess = after

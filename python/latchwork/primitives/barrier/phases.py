@@ -263,16 +263,16 @@ class BarrierKeys:
     name: str
 
     @property
-    def state(self) -> str:
+    def state_key(self) -> str:
         """The key of the state."""
         return f"{self.name}/barrier"
 
     @property
-    def opening(self) -> str:
+    def opening_key(self) -> str:
         """The key of the newest opening."""
         return f"{self.name}/opening"
 
-    def arrival(self, member_id: str) -> str:
+    def arrival_key(self, member_id: str) -> str:
         """Return the key of the arrival of a member."""
         return f"{self.name}/{_ARRIVED}{member_id}"
 
@@ -306,12 +306,12 @@ class BarrierSnapshot:
     @property
     def open_check(self) -> Check:
         """A check that the open phase has not ended since."""
-        return Absent(self.keys.state) if self.entry is None else At(self.entry)
+        return Absent(self.keys.state_key) if self.entry is None else At(self.entry)
 
     @property
     def unopened_check(self) -> Check:
         """A check that no member has opened a phase since."""
-        return Absent(self.keys.opening) if self.opened is None else At(self.opened)
+        return Absent(self.keys.opening_key) if self.opened is None else At(self.opened)
 
     @property
     def must_create_state(self) -> bool:
@@ -322,7 +322,10 @@ class BarrierSnapshot:
         """Return this snapshot with the entries of the state and of the opening that a transaction has written."""
         found = {entry.key: entry for entry in written if entry is not None}
         return BarrierSnapshot(
-            self.keys, self.state, found.get(self.keys.state, self.entry), found.get(self.keys.opening, self.opened)
+            self.keys,
+            self.state,
+            found.get(self.keys.state_key, self.entry),
+            found.get(self.keys.opening_key, self.opened),
         )
 
 
@@ -378,7 +381,7 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
     """
     keys = BarrierKeys(check_name(name, "barrier"))
     found = {entry.key: entry for entry in store.list(name)}
-    entry, opened = found.get(keys.state), found.get(keys.opening)
+    entry, opened = found.get(keys.state_key), found.get(keys.opening_key)
     if entry is None and opened is None:
         return None
     state = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
@@ -409,7 +412,7 @@ async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -
     checks: list[Check] = []
     ops: list[Op] = []
     every = [BarrierKeys(name) for name in names]
-    wanted = [key for keys in every for key in (keys.state, keys.opening, keys.arrival(member_id))]
+    wanted = [key for keys in every for key in (keys.state_key, keys.opening_key, keys.arrival_key(member_id))]
     found = iter(await ask(store.get_many, wanted) if wanted else [])
     for keys, entry, opened, mine in zip(every, found, found, found, strict=True):
         state = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
@@ -417,5 +420,5 @@ async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -
         if snapshot.opening is None or (mine is not None and parse_arrival(mine) == state.phase):
             continue
         checks.append(snapshot.open_check)
-        ops.append(Put(keys.arrival(member_id), encode_arrival(state.phase, {})))
+        ops.append(Put(keys.arrival_key(member_id), encode_arrival(state.phase, {})))
     return checks, ops

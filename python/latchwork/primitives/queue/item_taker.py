@@ -123,18 +123,18 @@ class TakeAttempt(Struct, frozen=True, eq=False):
         return len(self.item.value) + 4 * len(self.item.key) + values + 600
 
 
-def choose_first_batch(attempts: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
+def choose_first_batch(attempts: Sequence[TakeAttempt], limit: int) -> list[TakeAttempt]:
     """Return as many of the first attempts as fit into one transaction, but at least one.
 
     Args:
         attempts: The attempts, in order.
-        most: Maximum number of attempts to return.
+        limit: Maximum number of attempts to return.
     """
     batch: list[TakeAttempt] = []
     keys: set[str] = set()
     checks: set[Check] = set()
     writes = size = 0
-    for each in attempts[:most]:
+    for each in attempts[:limit]:
         more = {op.key for op in each.ops}
         checks.update(each.free, each.checks)
         writes += 1 + len(each.ops)

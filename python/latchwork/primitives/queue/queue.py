@@ -337,17 +337,17 @@ def _item_id(priority: int, number: int) -> str:
     return f"{priority}-{number:012d}"
 
 
-def _batches(values: list[bytes], most: int) -> Iterable[list[bytes]]:
+def _batches(values: list[bytes], limit: int) -> Iterable[list[bytes]]:
     """Divide values, in order, into batches that fit into one transaction each.
 
     Args:
         values: The values.
-        most: Maximum number of values in a batch.
+        limit: Maximum number of values in a batch.
     """
     batch: list[bytes] = []
     size = 0
     for value in values:
-        if batch and (len(batch) >= most or size + len(value) > _BATCH_BYTES):
+        if batch and (len(batch) >= limit or size + len(value) > _BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(value)

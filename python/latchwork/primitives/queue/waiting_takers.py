@@ -358,14 +358,14 @@ class FreeItemWatcher:
         found = map(get_holder_id, entries)
         return any(not holder or (holder not in there and holder not in self._there) for holder in found)
 
-    def free_items(self, most: int) -> list[QueueItem]:
+    def free_items(self, limit: int) -> list[QueueItem]:
         """Return the accepted free items in order. An item is returned again only after it has changed.
 
         Args:
-            most: Return an empty list if there are more items than this, or if one of them is invalid.
+            limit: Return an empty list if there are more items than this, or if one of them is invalid.
         """
         positions, self._good = sorted(self._good), set()
-        if len(positions) > most:
+        if len(positions) > limit:
             return []
         items = [self._known[position].item for position in positions]
         return [] if None in items else items  # type: ignore[return-value]

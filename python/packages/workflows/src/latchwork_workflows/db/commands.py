@@ -58,7 +58,7 @@ class SentCommand(NamedTuple):
 
 def send_command(
     connection: sa.Connection,
-    kind: CommandType,
+    command_type: CommandType,
     *,
     shard_id: int,
     run_id: int | None = None,
@@ -73,7 +73,7 @@ def send_command(
 
     Args:
         connection: A transaction.
-        kind: The type of the command.
+        command_type: The type of the command.
         shard_id: The shard of the run. For a start command any shard will do: see ``choose_random_shard``.
         run_id: The run. None for a start command.
         args: The arguments of the command.
@@ -84,7 +84,7 @@ def send_command(
         KeyReused: The key was used for a different command.
     """
     given = dict(args or {})
-    row = {"type": kind.value, "args": given, "project": project, "unique_key": unique_key, "by": by[:200]}
+    row = {"type": command_type.value, "args": given, "project": project, "unique_key": unique_key, "by": by[:200]}
     new = sa.insert(command).values(**row, shard=shard_id, run_id=run_id, created_at=time.time())
     if unique_key is None:
         return SentCommand(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
@@ -93,8 +93,8 @@ def send_command(
             return SentCommand(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
     except sa.exc.IntegrityError:
         there = connection.execute(sa.select(command).where(_has_key(project, unique_key))).one()
-    is_same = there.type == kind.value and _get_comparable_args(there.args) == _get_comparable_args(given)
-    makes = kind in {CommandType.START, CommandType.BACKFILL}
+    is_same = there.type == command_type.value and _get_comparable_args(there.args) == _get_comparable_args(given)
+    makes = command_type in {CommandType.START, CommandType.BACKFILL}
     if not is_same or (not makes and there.run_id != run_id):
         raise KeyReused(
             f"the key {unique_key!r} was used for command {there.id}, which is different; use one key per command"
