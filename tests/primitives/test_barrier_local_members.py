@@ -148,15 +148,15 @@ def test_a_transaction_is_no_larger_than_a_store_allows():
 def test_what_a_call_fails_by_is_told_to_all_that_went_with_it(crowd_of, in_thread):
     shared, _ = crowd_of(0, plan=[Fault("cut_after", op="commit", key="x/*")])
     ours = local_members.LocalMembers(shared, "phase")
-    ours.enter(1)
-    ours.enter(2)
+    ours.add_member(1)
+    ours.add_member(2)
     try:
         with pytest.raises(OutcomeUnknown):
             in_thread(lambda: commit_in(ours, "x/1")).outcome()
         assert in_thread(lambda: commit_in(ours, "x/2")).outcome()[0].key == "x/2"
     finally:
-        ours.leave(1)
-        ours.leave(2)
+        ours.remove_member(1)
+        ours.remove_member(2)
 
 
 def commit_in(ours, key):

@@ -21,10 +21,12 @@ def test_a_command_with_the_same_key_is_written_once_also_after_it_was_done(data
 
 
 @pytest.mark.parametrize(
-    "other", [{"kind": CommandType.STOP}, {"run_id": 6}, {"args": {"start_from": ["a"]}}], ids=["kind", "id", "args"]
+    "other",
+    [{"command_type": CommandType.STOP}, {"run_id": 6}, {"args": {"start_from": ["a"]}}],
+    ids=["kind", "id", "args"],
 )
 def test_a_key_that_was_used_for_another_command_is_refused(database, other):
-    first = {"kind": CommandType.RECOVER, "run_id": 5, "args": {"start_from": []}}
+    first = {"command_type": CommandType.RECOVER, "run_id": 5, "args": {"start_from": []}}
     with database.write() as connection:
         send_command(connection, shard_id=0, unique_key="k", **first)
     with pytest.raises(KeyReused, match="was used for command 1"), database.write() as connection:
