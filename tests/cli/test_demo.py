@@ -114,6 +114,7 @@ def test_demo_fails_when_the_totals_differ(cli, wait_until, part):
     assert re.search(r"FAILED: the cluster counted [\d,]+ lines, the serial count is [\d,]+", process.log.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_demo_however_it_ends(cli, wait_until, blow):
     process = cli.start("demo", TMPDIR=str(cli.folder))

@@ -133,6 +133,7 @@ print(sorted(set(codes)))
 """
 
 
+@pytest.mark.slow
 def test_a_command_starts_whatever_other_threads_do_inside_of_grpc(cli, etcd35):
     """With gRPC's own handlers of a fork some of them abort."""
     given = [sys.executable, "-c", STARTS_MANY, etcd35.url("owned-forks")]
@@ -221,6 +222,7 @@ def test_jobs_run_runs_a_job_now_and_says_how_it_went(cli, url, wait_until):
 # run --command
 
 
+@pytest.mark.slow
 def test_a_command_is_run_for_each_item_in_the_whole_cluster(cli, url, wait_until):
     args = (
         "--command",

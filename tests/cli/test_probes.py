@@ -44,6 +44,7 @@ ROLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ROLES)
 def test_worker_reports_its_health_and_the_calls_of_its_store(cli, wait_until, port, system):
     (cli.folder / "mytasks.py").write_text(TASKS)

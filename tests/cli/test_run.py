@@ -67,6 +67,7 @@ def started(process):
     return "node n1 is started" in process.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "items"), [("one", "a b"), ("several", "c"), ("factory", "c"), ("Nested.jobs", "a b")]
 )

@@ -549,6 +549,7 @@ def test_a_holder_that_slept_past_its_session_is_refused_and_knows(holder, lock,
     assert store.get("written").value == b"by the next"
 
 
+@pytest.mark.slow
 def test_a_release_before_200_waiters_wakes_one_of_them_and_costs_one_request(
     store, connect, in_thread, eventually, monkeypatch
 ):

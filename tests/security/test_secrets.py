@@ -137,6 +137,7 @@ def test_no_refusal_to_connect_has_the_password(server, logged, tmp_path):
     assert not leaked(logged.getvalue())
 
 
+@pytest.mark.slow
 def test_no_command_prints_the_password(server, tmp_path):
     program = Path(sys.executable).with_name("latchwork")
     environment = {**os.environ, "LATCHWORK_URL": url(server), "COLUMNS": "200"}

@@ -216,6 +216,7 @@ def test_ctrl_c_in_a_terminal_reaches_no_server(server):
     assert os.getsid(server.pid) != os.getsid(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVERS)
 def test_three_members_elect_a_leader_and_another_when_it_is_killed(kind):
     with BY_NAME[kind].launch(3) as group:

@@ -50,6 +50,7 @@ def refusal(where, timeout_s=2):
     return str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeout_s", [1.5, 4])
 def test_error_of_connecting_names_the_phase_that_took_too_long(tmp_path, timeout_s):
     ca = Authority(tmp_path).folder / "ca.pem"

@@ -14,6 +14,8 @@ from latchwork.primitives import Lock, PersistentLock
 from latchwork_testkit.servers import PgBouncer, PostgresServer
 from patience import eventually
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pair():

@@ -95,6 +95,7 @@ def quick():
         yield server
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_leaves_no_parents(quick):
     with latchwork.connect(quick.url("dies")) as looks:
         looks.put("stays", b"")

@@ -10,6 +10,8 @@ from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.state import Ended, Outcome
 from workflows.web.seeds import BAD, GOOD, HALF, NIGHTLY, TYPES, apply, shell
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_that_is_watched_shows_what_happens_by_itself(page, address, seeds):
     run = seeds.run(HALF)
