@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         resolve,
         run_generator,
     )
-    from latchwork.backends.grammar import append_number
+    from latchwork.backends.key_syntax import append_number
     from latchwork.backends.outcomes import describe_transaction
     from latchwork.backends.timer import Timer
     from latchwork.backends.url import SchemeSpec, StoreURL, find_spec, one_of, readable_file
@@ -114,7 +114,7 @@ else:
                 "reject",
                 "resolve",
             ),
-            "latchwork.backends.grammar": ("append_number",),
+            "latchwork.backends.key_syntax": ("append_number",),
             "latchwork.backends.outcomes": ("describe_transaction",),
             "latchwork.backends.timer": ("Timer",),
             "latchwork.backends.url": ("SchemeSpec", "StoreURL", "find_spec", "one_of", "readable_file"),

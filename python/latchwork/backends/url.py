@@ -21,7 +21,7 @@ from typing import cast
 from urllib.parse import quote, unquote
 
 from latchwork.backends.base import Backend
-from latchwork.backends.grammar import MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS, describe_size, is_too_long
+from latchwork.backends.key_syntax import MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS, describe_size, is_too_long
 from latchwork.backends.schemes import (
     DURATIONS,
     SchemeSpec,

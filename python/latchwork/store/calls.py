@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from latchwork.backends.base import MAX_ORDER_SUFFIX, MAX_VALUE_BYTES, Backend
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import mapped
-from latchwork.backends.grammar import SUFFIX_DIGITS
+from latchwork.backends.key_syntax import SUFFIX_DIGITS
 from latchwork.errors import Conflict, InvalidKey, KeyExists, TransactionTooLarge, ValueTooLarge
 from latchwork.store.call_timeouts import OwnershipLimit
 from latchwork.store.keys import Resolved, Scope

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from latchwork.backends.grammar import (
+from latchwork.backends.key_syntax import (
     MAX_KEY_CHARS,
     MAX_KEY_SEGMENTS,
     MAX_NAME_CHARS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.backends.embedded import layout, reads
-from latchwork.backends.grammar import InvalidKeys
+from latchwork.backends.key_syntax import InvalidKeys
 
 
 @pytest.fixture

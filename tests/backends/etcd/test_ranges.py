@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from latchwork.backends.versions import survives_canceled_reads
+from latchwork.backends.server_versions import survives_canceled_reads
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Delete, Exists, Put
 from latchwork_testkit.etcd_rpc import Stub, pb

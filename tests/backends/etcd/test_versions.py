@@ -8,7 +8,7 @@ import pytest
 
 from latchwork import connect
 from latchwork.backends import versions
-from latchwork.backends.versions import etcd_may_lose_data, progress_follows_events, survives_canceled_reads
+from latchwork.backends.server_versions import etcd_may_lose_data, progress_follows_events, survives_canceled_reads
 from latchwork_testkit.binaries import find_etcd
 
 

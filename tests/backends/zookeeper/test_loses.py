@@ -10,7 +10,7 @@ import pytest
 
 from latchwork import connect
 from latchwork.backends import versions
-from latchwork.backends.versions import parse_zookeeper_info, zookeeper_may_lose_data
+from latchwork.backends.server_versions import parse_zookeeper_info, zookeeper_may_lose_data
 from latchwork.backends.zookeeper.kazoo_connection import KazooConnection
 from latchwork_testkit.binaries import ServerMissing, find_zookeeper_classpath
 from latchwork_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer

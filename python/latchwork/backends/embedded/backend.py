@@ -29,7 +29,7 @@ from latchwork.backends.embedded.file_signal import FileSignal, signal_commit
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import POLL_S, EmbeddedWatch, Poller, WatchEvents
 from latchwork.backends.futures import attempt, completed, failed
-from latchwork.backends.grammar import InvalidKeys
+from latchwork.backends.key_syntax import InvalidKeys
 from latchwork.backends.schemes import find_spec
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock

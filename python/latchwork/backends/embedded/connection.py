@@ -18,7 +18,7 @@ from latchwork._base.event import Signal
 from latchwork._base.files import explain_write_failure, make_file
 from latchwork.backends.embedded import layout
 from latchwork.backends.embedded.pool import ConnectionPool
-from latchwork.backends.space import OutOfSpaceLog
+from latchwork.backends.out_of_space import OutOfSpaceLog
 from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, PermissionDenied, StoreFull, Unavailable

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 
 from latchwork.backends.base import VersionKey
-from latchwork.backends.grammar import InvalidKeys, is_key
+from latchwork.backends.key_syntax import InvalidKeys, is_key
 from latchwork.types import Change, Entry
 
 # What another program wrote as text or as a number is bytes as well: a cast of bytes costs nothing.

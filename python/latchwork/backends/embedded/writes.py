@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.embedded import reads
-from latchwork.backends.grammar import append_number
+from latchwork.backends.key_syntax import append_number
 from latchwork.errors import Conflict, InvalidKey, SessionLost
 from latchwork.types import (
     Absent,

@@ -24,9 +24,14 @@ from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.channel import Channel, create_credentials, open_channel
 from latchwork.backends.etcd.errors import CallOutcome
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
+from latchwork.backends.server_versions import (
+    etcd_may_lose_data,
+    progress_follows_events,
+    survives_canceled_reads,
+    warn_once,
+)
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
-from latchwork.backends.versions import etcd_may_lose_data, progress_follows_events, survives_canceled_reads, warn_once
 from latchwork.clock import Clock
 from latchwork.errors import (
     AuthenticationFailed,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from latchwork.backends.base import VersionKey
-from latchwork.backends.grammar import InvalidKeys, is_key
+from latchwork.backends.key_syntax import InvalidKeys, is_key
 from latchwork.types import Entry
 
 #: Start inclusive, end exclusive.

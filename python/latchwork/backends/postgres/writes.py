@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 
 from latchwork.backends.futures import reject, resolve
+from latchwork.backends.out_of_space import OutOfSpaceLog
 from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall, StoreConnector
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
@@ -43,7 +44,6 @@ from latchwork.backends.postgres.connection import (
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.opener import RETRY_S
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
-from latchwork.backends.space import OutOfSpaceLog
 from latchwork.errors import LatchworkError, StoreFull
 
 _BATCH_BYTES = 2_000_000

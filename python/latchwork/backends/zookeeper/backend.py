@@ -18,9 +18,9 @@ from latchwork.backends.base import Backend, BackendSession, BackendWatch, Serve
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, failed, reject, run_generator, then
 from latchwork.backends.outcomes import describe_transaction
+from latchwork.backends.server_versions import parse_zookeeper_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
-from latchwork.backends.versions import parse_zookeeper_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import SPEC, wire
 from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing, no_reply_error, session_lost_error

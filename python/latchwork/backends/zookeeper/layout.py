@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from latchwork.backends.grammar import InvalidKeys, is_key
+from latchwork.backends.key_syntax import InvalidKeys, is_key
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.wire import Data
 from latchwork.types import Entry

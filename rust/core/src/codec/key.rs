@@ -1,4 +1,4 @@
-//! The syntax of keys: segments joined by slashes. The rules are those of `latchwork.backends.grammar`.
+//! The syntax of keys: segments joined by slashes. The rules are those of `latchwork.backends.key_syntax`.
 
 /// The most bytes of a segment.
 const SEGMENT: usize = 120;

@@ -21,7 +21,7 @@ from latchwork.backends.etcd.writing.compiler import TxnCompiler
 from latchwork.backends.etcd.writing.txn import CounterMoved, Txn, counter_condition
 from latchwork.backends.etcd.writing.writes import EtcdWriter
 from latchwork.backends.futures import FutureGenerator, LightFuture, reject, resolve, run_generator
-from latchwork.backends.grammar import append_number
+from latchwork.backends.key_syntax import append_number
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.types import Create, Entry, HasId
 

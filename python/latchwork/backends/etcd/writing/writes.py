@@ -27,7 +27,7 @@ from latchwork.backends.etcd.writing.recovery import WriteRecovery
 from latchwork.backends.etcd.writing.slots import GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
-from latchwork.backends.space import OutOfSpaceLog
+from latchwork.backends.out_of_space import OutOfSpaceLog
 from latchwork.errors import Closed, SessionLost, StoreFull, Unavailable
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from latchwork.backends.futures import FutureGenerator
-from latchwork.backends.grammar import SUFFIX_DIGITS, append_number
+from latchwork.backends.key_syntax import SUFFIX_DIGITS, append_number
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
 from latchwork.backends.zookeeper.layout import Version, build_child_keys, encode_data, get_bucket, get_parent
