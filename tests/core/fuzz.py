@@ -231,7 +231,7 @@ class Messages(Fuzzer):
 
     def __init__(self, seed: int, log: Path) -> None:
         from latchwork import _core
-        from latchwork.backends.etcd.writing import plan
+        from latchwork.backends.etcd.writing import compiler
         from latchwork.backends.zookeeper.layout import Version
         from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
 
@@ -240,13 +240,13 @@ class Messages(Fuzzer):
             b"root/",
             (self.one_of(0, 3, 120, 2**63), self.one_of(0, 3, 64)),
             entry=Entry,
-            version=plan.VersionKey,
+            version=compiler.VersionKey,
             committed=Committed,
             checks=(At, Absent, Exists, SessionAlive),
             ops=(Put, Create, Delete),
         )
         self.zookeeper = _core.ZooKeeperCodec("ro/ot", entry=Entry, version=Version)
-        self.version = plan.VersionKey
+        self.version = compiler.VersionKey
 
     # Answers.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import latchwork
-from latchwork.backends import versions
+from latchwork.backends import server_versions
 from latchwork.backends.etcd import connection
 from latchwork_testkit.servers import EtcdServer
 from patience import eventually
@@ -13,7 +13,7 @@ from patience import eventually
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(versions, "_warned", set())
+    monkeypatch.setattr(server_versions, "_warned", set())
     monkeypatch.setattr(connection, "_MANY_REVISIONS", 20)
     with EtcdServer("3.5") as started:
         yield started
@@ -39,7 +39,7 @@ def test_a_history_that_was_never_compacted_is_warned_of_once(server, raw_client
     (warning,) = told(server, caplog)
     assert "never compacted" in warning
     assert "--auto-compaction-retention" in warning
-    monkeypatch.setattr(versions, "_warned", set())
+    monkeypatch.setattr(server_versions, "_warned", set())
     raw_client(server).compact()
     assert told(server, caplog) == []
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from latchwork import connect
-from latchwork.backends import versions
+from latchwork.backends import server_versions
 from latchwork.backends.server_versions import etcd_may_lose_data, progress_follows_events, survives_canceled_reads
 from latchwork_testkit.binaries import find_etcd
 
@@ -58,7 +58,7 @@ def test_version_tells_whether_confirmed_writes_may_be_lost(version, loses):
 
 @pytest.mark.parametrize("series", ["3.4", "3.5"])
 def test_process_is_warned_once_of_a_server_that_may_lose_data(request, caplog, monkeypatch, series):
-    monkeypatch.setattr(versions, "_warned", set())
+    monkeypatch.setattr(server_versions, "_warned", set())
     server = request.getfixturevalue(f"etcd{series.replace('.', '')}")
     for _ in range(2):
         with connect(server.url("versions")) as store:

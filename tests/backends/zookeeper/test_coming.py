@@ -23,7 +23,7 @@ def there(backend, key):
 
 
 def coming(backend):
-    return backend._writer.memory.parents._coming
+    return backend._writer.version_cache.parents._coming
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from latchwork import connect
-from latchwork.backends import versions
+from latchwork.backends import server_versions
 from latchwork.backends.server_versions import parse_zookeeper_info, zookeeper_may_lose_data
 from latchwork.backends.zookeeper.kazoo_connection import KazooConnection
 from latchwork_testkit.binaries import ServerMissing, find_zookeeper_classpath
@@ -63,7 +63,7 @@ def test_a_server_tells_its_version_and_whether_it_has_a_leader(answer, told):
 
 
 def test_who_connects_to_an_ensemble_that_may_lose_data_is_warned_once(caplog, monkeypatch):
-    monkeypatch.setattr(versions, "_warned", set())
+    monkeypatch.setattr(server_versions, "_warned", set())
     with ZooKeeperEnsemble() as ensemble, connect(ensemble.url("versions")) as store:
         store.put("k", b"v")
         version, has_leader = parse_zookeeper_info(ensemble.members[0].send_four_letter_word("srvr"))
