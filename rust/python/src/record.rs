@@ -1,4 +1,5 @@
-//! Frozen dataclasses with slots, made without running their `__init__`, which takes longer than all the rest.
+//! Frozen msgspec structs, and frozen dataclasses with slots, made without running their `__init__`, which takes longer
+//! than all the rest.
 //!
 //! Other modules with `unsafe` are `calls`, `numbers` and `assignment` (buffers). What must hold here, and why it does:
 //!
@@ -33,7 +34,9 @@ impl<const N: usize> Record<N> {
         if unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) } & ffi::Py_TPFLAGS_HAVE_GC == 0 {
             return Err(PyTypeError::new_err(format!("{class} has no slots")));
         }
-        if !class.getattr("__base__")?.is(class.py().get_type::<pyo3::PyAny>()) {
+        // `msgspec.Struct` is a base without data: it is as small as `object`
+        let size = |class: &Bound<'_, PyAny>| class.getattr("__basicsize__")?.extract::<usize>();
+        if size(&class.getattr("__base__")?)? != size(class.py().get_type::<pyo3::PyAny>().as_any())? {
             return Err(PyTypeError::new_err(format!("{class} has a base with data of its own")));
         }
         let slots = names.iter().map(|name| slot(class, name)).collect::<PyResult<Vec<_>>>()?;
