@@ -58,7 +58,8 @@ LIBRARIES = {
     "cronsim": ("schedules",),
     "msgspec": (
         "types",
-        "store.transaction",
+        "backends.base",
+        "store",
         "aio.wrapper",
         "_base",
         "primitives",

@@ -22,8 +22,7 @@ class HasId(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A key as it was read or written.
 
     Attributes:
@@ -43,8 +42,7 @@ class Entry:
     owner: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedKey:
+class OrderedKey(Struct, frozen=True):
     """A key that was created in an order with others; see ``Store.create_ordered_key``.
 
     Attributes:
@@ -137,8 +135,7 @@ class Delete(Struct, frozen=True):
 Op = Put | Create | Delete
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Struct, frozen=True):
     """The result of a transaction.
 
     Attributes:

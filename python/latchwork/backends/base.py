@@ -23,6 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
+from msgspec import Struct
+
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import mapped
 from latchwork.backends.timer import Timer
@@ -463,8 +465,7 @@ def with_defaults(backend: Backend) -> Backend:
     return backend if complete else cast("Backend", _WithDefaults(backend))
 
 
-@dataclass(frozen=True, slots=True)
-class VersionKey:
+class VersionKey(Struct, frozen=True):
     """An opaque version for backends whose writes have unique numbers."""
 
     token: int

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from latchwork.backends.key_syntax import (
     MAX_KEY_CHARS,
     MAX_KEY_SEGMENTS,
@@ -142,8 +144,7 @@ def _too_long(absolute: str) -> str:
     return f"key {_shown(absolute)} with its namespace {describe_size(absolute)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """An operation that already has an absolute key, for a transaction in any namespace of its store.
 
     Attributes:
