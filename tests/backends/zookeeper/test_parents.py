@@ -237,8 +237,24 @@ def test_a_key_that_another_store_wrote_is_read_once_for_many_checks(backend, ot
     assert len(readings) == 1
 
 
-def test_a_key_remembered_for_a_check_may_be_gone_and_written_again(backend, other):
-    other.commit([], [Put("draft", b"")]).result(WAIT_S)
+def test_a_check_that_a_key_exists_does_not_read_it_after_deletions_in_its_bucket(backend, other, readings):
+    """A key that was written once has no other state. After another write its bucket counts."""
+    near = next(f"n{n}" for n in range(10_000) if get_bucket(f"n{n}") == get_bucket("draft"))
+    create(backend, "draft", "before")
+    for count, found in ((1, 0), (2, 3)):
+        for number in range(3):
+            create(other, near)
+            other.commit([], [Delete(near)]).result(WAIT_S)
+            create(backend, f"k{count}{number}", checks=[Exists("draft")])
+        assert len(readings) == found
+        backend.commit([], [Put("draft", b"again")]).result(WAIT_S)
+        del readings[:]
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_key_remembered_for_a_check_may_be_gone_and_written_again(backend, other, writes):
+    for _ in range(writes):
+        other.commit([], [Put("draft", b"")]).result(WAIT_S)
     create(backend, "a", checks=[Exists("draft")])
     other.commit([], [Delete("draft")]).result(WAIT_S)
     with pytest.raises(Conflict):

@@ -126,9 +126,12 @@ class _Compiler:
         seen = self._require_known_state(check.key)
         if seen.version is None:
             self._refuse(f"{check.key!r} does not exist", check)
-        self._add_guard_checks(check.key, seen)
+        if check.key in self.touched or seen.data:
+            self._add_guard_checks(check.key, seen)
+        else:
+            self._add_owner_check(seen)
         if check.key not in self.touched:
-            self._add_check(check.key, -1)
+            self._add_check(check.key, -1 if seen.data else 0)  # a znode of version 0 is a key
 
     def _check_absent(self, check: Absent) -> None:
         seen = self.known.nodes.get(check.key)
@@ -201,6 +204,10 @@ class _Compiler:
         number = get_bucket(key)
         if UNKNOWN in {seen.gen, seen.data} or seen.gen == ANY or self.guards.setdefault(number, seen.gen) != seen.gen:
             raise MissingStates([key])
+        self._add_owner_check(seen)
+
+    def _add_owner_check(self, seen: Znode) -> None:
+        """Add a check that the session to which a key is bound is active."""
         owner = seen.version.owner if seen.version is not None else None
         if owner is not None and owner != self.session_id:
             self.markers[owner] = None
