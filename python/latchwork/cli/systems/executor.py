@@ -571,7 +571,7 @@ def _dead_row(task: DeadTask) -> dict[str, str]:
 
 @command("latchwork executor dead requeue d.nightly.0")
 def dead_requeue(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Requeue a dead letter of a detached task. Its attempts so far count."""
+    """Requeue a dead letter of a detached task. Its attempts are counted from zero again."""
     with open_store(url, of_cluster=False) as store:
         task_id = requeue_task(store, letter, name)
     print_change(f"{task_id}: queued again", {"id": task_id}, as_json=as_json)
