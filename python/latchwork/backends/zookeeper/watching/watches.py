@@ -3,10 +3,9 @@ then read.
 
 One connection serves all watches, without a thread per watch. A watch first sets the server's watch, sends a barrier,
 reads the subtree and reports a ``Snapshot``. Then it reads the keys for which events arrive. Everything starts again
-with each connection. Changes between two reads are merged. On a slow link several reads are in flight, and are reported
-in order. A key never moves back to an older state, because the reads of one connection never do and the first read
-follows a barrier. One barrier per second serves all watches: the events of everything that was committed before the
-barrier arrive before its answer.
+with each connection. Changes between two reads are merged. A key never moves back to an older state, because the reads
+of one connection never do and the first read follows a barrier. One barrier per second serves all watches: the events
+of everything that was committed before the barrier arrive before its answer.
 
 The server does not report revoked permissions. A watch notices that at its next read. One request reads the prefixes of
 all watches every few seconds.
@@ -23,7 +22,7 @@ from concurrent.futures import Future
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Broken, Current, Delta, Snapshot, WatchCallback
 from latchwork.backends.delivery import DeliveringWatch
-from latchwork.backends.futures import FutureGenerator, LightFuture, completed, resolve, run_generator
+from latchwork.backends.futures import FutureGenerator, run_generator
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
@@ -41,8 +40,6 @@ _HEARTBEAT_S = 1.0
 #: For this long after a caller asked how old a state may be, it is proven to be current with each heartbeat; seconds.
 _ASKED_S = 30.0
 _RETRY_S = 0.2
-#: While a read of changed keys is younger than this, further events wait for its answer, and are read together.
-_MERGE_S = 0.03
 #: Beats of the heart between two looks at whether the prefixes may still be read, and prefixes that one request is for.
 _RIGHTS_EVERY, _PREFIXES = 4, 200
 #: What is at a prefix is read for that, unless it is more: then the names below it are.
@@ -103,9 +100,7 @@ class ZooKeeperWatchHub:
         self._watches: dict[str, list[ZooKeeperWatch]] = {}
         self._dirty: set[str] = set()
         self._current: float | None = None
-        self._pumps, self._read_at = 0, -math.inf
-        self._last_report: Future[None] = completed(None)
-        self._beating = self._closed = False
+        self._pumping = self._beating = self._closed = False
         self._beats = 0
         self._proofs_until = -math.inf
         is_watched = self._watches.__contains__
@@ -264,10 +259,9 @@ class ZooKeeperWatchHub:
 
     def _wake_thread(self) -> None:
         with self._lock:
-            is_waiting = self._pumps and (not self._dirty or self._clock.now() < self._read_at + _MERGE_S)
-            if is_waiting or (not self._dirty and self._current is None):
+            if self._pumping or (not self._dirty and self._current is None):
                 return
-            self._pumps += 1
+            self._pumping = True
         run_generator(self._pump()).add_done_callback(self._pumped)
 
     def _pumped(self, ended: Future[None]) -> None:
@@ -275,7 +269,7 @@ class ZooKeeperWatchHub:
         if error is None:
             return
         with self._lock:
-            self._pumps -= 1
+            self._pumping = False
         if not isinstance(error, NoReply):
             _log.error("a change could not be reported: %s; all watches read again", error, exc_info=error)
             for watch in self._all():
@@ -287,34 +281,21 @@ class ZooKeeperWatchHub:
                 keys, self._dirty = list(self._dirty), set()
                 current, self._current = (None, self._current) if keys else (self._current, None)
                 if not keys and current is None:
-                    self._pumps -= 1
+                    self._pumping = False
                     return
-                self._read_at = self._clock.now()
-                before, self._last_report = self._last_report, LightFuture()
-                report = self._last_report
-            try:
-                if keys:
-                    yield from self._report(keys, before)
-                else:
-                    assert current is not None
-                    yield before
-                    for watch in self._all():
-                        if watch.live and watch.heartbeats:
-                            watch.deliver(Current(current))
-            finally:
-                resolve(report, None)
+            if keys:
+                yield from self._report(keys)
+            else:
+                assert current is not None
+                for watch in self._all():
+                    if watch.live and watch.heartbeats:
+                        watch.deliver(Current(current))
 
-    def _report(self, keys: list[str], before: Future[None]) -> FutureGenerator[None]:
-        """Read changed keys, and report the changes to all watches that cover them.
-
-        Args:
-            keys: The keys.
-            before: The end of the report before. The changes are reported after it, as a key may be in both.
-        """
+    def _report(self, keys: list[str]) -> FutureGenerator[None]:
+        """Read changed keys, and report the changes to all watches that cover them."""
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         try:
             entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
-            yield before
         except PermissionDenied:
             for watch in {id(each): each for key in keys for each in self._covering_now(key)}.values():
                 self._load(watch)  # a watch that may not read its prefix finds out by that
