@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,6 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 import latchwork
 from latchwork.backends.embedded import reads, writes
