@@ -17,9 +17,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from itertools import islice
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
@@ -39,7 +38,7 @@ from latchwork.store import Backoff, Observers, Session, Store
 from latchwork.types import Check, Delete, Entry, Op
 
 log = logging.getLogger(__name__)
-#: Seconds after which the removal stops; the next leader removes the rest.
+#: Seconds after which the removal of assignments and work pools stops; the next leader removes the rest.
 _CLEANUP_TIMEOUT_S = 60.0
 _BATCH = 5_000
 
@@ -64,16 +63,13 @@ def remove_cluster_state(
         True if the keys were removed. False if another node stays or joins, the time ran out, or the store is
             unreachable.
     """
-    deadline_s = store.clock.now() + _CLEANUP_TIMEOUT_S
     try:
         members = [NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in running_nodes.result()]
         if any(member.worker != node_id and member.state != "leaving" for member in members):
             return False
-        if not _remove_in_batches(store, [no_change_check], deadline_s):
+        if not _remove_keys(store, no_change_check):
             log.info("node %s left some keys of the cluster behind because removing them took too long", node_id)
             return False
-        guards = [keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER]
-        store.commit([no_change_check], [Delete(key) for key in guards])
     except Conflict as error:
         log.info("node %s stops removing keys because another node has joined or left: %s", node_id, error)
         return False
@@ -84,37 +80,26 @@ def remove_cluster_state(
     return True
 
 
-def _remove_in_batches(store: Store, checks: list[Check], deadline_s: float) -> bool:
-    """Remove the stored assignments, work pools and free locks of the cluster in batches.
+def _remove_keys(store: Store, no_change_check: Check) -> bool:
+    """Remove the stored assignments, work pools, free locks and guards of the cluster.
 
     Args:
         store: The cluster's store.
-        checks: Checks for each transaction.
-        deadline_s: Time by the store's clock at which to stop.
+        no_change_check: Check for each transaction except those that remove locks.
     Returns:
-        False if the deadline has passed.
+        False if the time ran out before all were removed.
     """
-    left = _list_removable_keys(store)
-    while some := list(islice(left, _BATCH)):
+    listings = [store.start_call("list", prefix, recursive=True) for prefix in (keys.WORKERS, keys.WORK_POOL)]
+    forget_free_locks(store)  # a lock that is acquired meanwhile stays
+    removals = [Delete(entry.key) for listing in listings for entry in listing.result()]  # manifests before chunks
+    # The checked key is the last one, so that it exists until the last transaction.
+    removals += [Delete(key) for key in (keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER)]
+    deadline_s = store.clock.now() + _CLEANUP_TIMEOUT_S
+    for at in range(0, len(removals), _BATCH):
         if store.clock.now() >= deadline_s:
             return False
-        commit_all(store, checks, [Delete(key) for key in some])
-    for job in store.children(keys.LOCKS):
-        if store.clock.now() >= deadline_s:
-            return False
-        forget_free_locks(store, below=job)
+        commit_all(store, [no_change_check], removals[at : at + _BATCH])
     return True
-
-
-def _list_removable_keys(store: Store) -> Iterator[str]:
-    """Generate the keys of all stored assignments and work pools. Each manifest comes before its chunks.
-
-    No listing is larger than one worker or one pool.
-    """
-    for prefix in (keys.WORKERS, keys.WORK_POOL):
-        for name in store.children(prefix):
-            yield f"{prefix}/{name}"
-            yield from (entry.key for entry in store.list(f"{prefix}/{name}", recursive=True))
 
 
 class NodeMembership:
