@@ -16,6 +16,7 @@ from typing import Protocol
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.backends.base import Current, WatchCallback, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.embedded.file_signal import FileSignal
@@ -111,7 +112,7 @@ class Poller:
         self._sweep_again = False
         self._looked_at = 0.0
         self._busy_until = 0.0
-        self._failing = False
+        self._trouble = TroubleLog(_log)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-poll-{name}", daemon=True)
 
     def start(self) -> None:
@@ -202,9 +203,8 @@ class Poller:
         if self._sweep_again or self._is_due():
             self._sweep_again = not self._source.remove_ended_sessions()
             self._look_again = True
-        if self._failing:
-            self._failing = False
-            _log.info("watches are up to date again")
+        if not self._sweep_again:  # it is True while other processes lock the database: this says nothing about writes
+            self._trouble.record_success("watches are up to date again")
 
     def _is_due(self) -> bool:
         return self._deadline is not None and self._deadline <= self._clock.now()
@@ -235,21 +235,20 @@ class Poller:
                 watch.deliver(Current(as_of))
 
     def _report(self, error: Exception) -> None:
-        if not self._failing and not self._closing:
-            self._failing = True
-            _log.warning("watches are delayed, retrying: %s", error)
+        if not self._closing:
+            self._trouble.record_failure("watches are delayed, retrying: %s", error)
 
     def _wait(self) -> None:
         now = self._clock.now()
         pause_s = self._pause_s(now)
-        if self._deadline is not None and not self._sweep_again and not self._failing:
+        if self._deadline is not None and not self._sweep_again and not self._trouble.is_failing:
             left_s = max(0.0, self._deadline - now)
             pause_s = left_s if pause_s is None else min(pause_s, left_s)
         if isinstance(self._wake, FileSignal):
             self._wait_for_file(self._wake, now, pause_s or 0.0)
             return
         # Real time even under a virtual clock while polling: other processes do not wait for that clock.
-        clock = SYSTEM_CLOCK if self._source.polled or self._failing else self._clock
+        clock = SYSTEM_CLOCK if self._source.polled or self._trouble.is_failing else self._clock
         clock.wait(self._wake, pause_s)
 
     def _wait_for_file(self, wake: FileSignal, now: float, pause_s: float) -> None:
@@ -262,7 +261,7 @@ class Poller:
             now: The current time.
             pause_s: Seconds to wait.
         """
-        if not self._watches or self._failing:
+        if not self._watches or self._trouble.is_failing:
             wake.wait(pause_s, for_commits=False)
             return
         gap_s = 0.0 if now < self._busy_until else max(0.0, min(self._looked_at + _GAP_S - now, pause_s))
@@ -270,7 +269,7 @@ class Poller:
             wake.wait(pause_s - gap_s, for_commits=True)
 
     def _pause_s(self, now: float) -> float | None:
-        if self._sweep_again or self._failing:
+        if self._sweep_again or self._trouble.is_failing:
             return POLL_S
         if self._look_again:
             return 0.0

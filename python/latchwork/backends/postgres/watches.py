@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterable
 
 from latchwork._base.interrupts import mutex
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.backends.base import Broken as BrokenWatch
 from latchwork.backends.base import Current, Delta, Snapshot, WatchCallback, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
@@ -76,7 +77,7 @@ class ChangeWatcher:
         self._look_at = 0.0  # local clock time; brought forward by those who know of a change
         self._looked_at = 0.0
         self._sweep_at = 0.0
-        self._failing = False
+        self._trouble = TroubleLog(_log)
         self._closing = False
         query = connector.schema.query
         self._begin = query("begin", "begin transaction isolation level repeatable read read only")
@@ -194,9 +195,7 @@ class ChangeWatcher:
             self._sweep_now(connection, deadline)
         if looks or self._watches:
             self._read_changes(connection, deadline)
-        if self._failing:
-            self._failing = False
-            _log.info("watches are up to date again")
+        self._trouble.record_success("watches are up to date again")
 
     def _connected(self) -> PostgresConnection:
         if self._connection is None:
@@ -317,9 +316,8 @@ class ChangeWatcher:
 
     def _fail(self, error: Exception) -> None:
         self._disconnect()
-        if not self._failing and not self._closing:
-            self._failing = True
-            _log.warning("watches are delayed, retrying: %s", error)
+        if not self._closing:
+            self._trouble.record_failure("watches are delayed, retrying: %s", error)
         self._clock.wait(self._connector.closing, _RECONNECT_S)
         self._look_at = 0.0
 
