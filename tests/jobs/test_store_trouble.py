@@ -5,7 +5,9 @@ Nothing is patched: the servers, the file system and the accounts are real.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import logging
 import os
 import subprocess
 
@@ -102,6 +104,29 @@ def test_a_store_that_becomes_full_stops_the_runs_before_their_locks_end_and_the
         eventually(lambda: len(cluster.log.owners()) == 2, 30)
         eventually(lambda: caplog.text.count("has space again") == 1, 20)  # said after the next write
         eventually(lambda: node.health().ok, 20)
+        node.close()
+        assert not list_repeated_warnings(caplog)
+
+
+def list_repeated_warnings(caplog):
+    """Return the texts, without their values, of the warnings that were logged more than once."""
+    counts = collections.Counter(record.msg for record in caplog.records if record.levelno >= logging.WARNING)
+    return {text: count for text, count in counts.items() if count > 1}
+
+
+def test_an_outage_is_one_warning_per_loop_and_one_message_that_it_is_over(cluster, eventually, caplog):
+    caplog.set_level(logging.INFO)
+    with EtcdServer("3.5") as server, latchwork.connect(server.url("app", call_timeout_s=1)) as store:
+        job = cluster.endless(items=["a", "b"], pool_check_period_s=0.5)
+        node = cluster.node(store, "n1", job, session_ttl_s=2.0, lock_ttl_s=2.0)
+        eventually(lambda: len(cluster.log.owners()) == 2, 20)
+        server.kill()
+        store.clock.wait(node._closed, 10.0)
+        assert not list_repeated_warnings(caplog)
+        assert "node n1 is not registered yet" in caplog.text
+        server.start()
+        eventually(lambda: len(cluster.log.owners()) == 2, 30)
+        eventually(lambda: caplog.text.count("node n1 is registered again") == 1, 20)
         node.close()
 
 

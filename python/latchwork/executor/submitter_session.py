@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.executor.futures import TaskTicket
@@ -354,19 +355,19 @@ class ResultCollector:
             await self._background
 
     async def _run(self) -> None:
-        backoff = Backoff()
+        backoff, trouble = Backoff(), TroubleLog(_log)
         while not self._stop.is_set():
             try:
-                await self._watch_results(backoff)
+                await self._watch_results(backoff, trouble)
             except Closed:
                 if not self._stop.is_set():
                     _log.info("%s: the store was closed", self._what)
                 return
             except LatchworkError as error:
-                _log.warning("%s cannot be read, trying again: %s", self._what, error)
+                trouble.record_failure("%s cannot be read, trying again: %s", self._what, error)
                 await Pause(self._store.clock, self._stop, backoff.next_s())
 
-    async def _watch_results(self, backoff: Backoff) -> None:
+    async def _watch_results(self, backoff: Backoff, trouble: TroubleLog) -> None:
         with self._store.watch(self._prefix) as watch:
             watch.is_relevant = _has_results
             with self._lock:
@@ -380,6 +381,7 @@ class ResultCollector:
                     if change.entry is not None:
                         self._handle_result(change.entry)
                 backoff.reset()
+                trouble.record_success("%s can be read again", self._what)
                 if len(self._read) >= _MOST_DELETED or not batch:
                     await self._delete()
 

@@ -12,9 +12,10 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from latchwork._base.event import Signal
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.errors import LatchworkError, OwnershipLost
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.rebalance import Rebalance
@@ -100,6 +101,7 @@ class _PeriodicTask:
     since: float
     done: bool = False
     retry_at: float | None = None
+    trouble: TroubleLog = field(default_factory=lambda: TroubleLog(log))
 
     @property
     def next_at(self) -> float:
@@ -142,7 +144,11 @@ class PeriodicTasks:
                     task.do(term)
                 except LatchworkError as error:
                     task.retry_at = now + min(task.period_s, _TASK_RETRY_S)
-                    log.warning("%s failed, retrying in %.3g s: %s", task.name, task.retry_at - now, error)
+                    task.trouble.record_failure(
+                        "%s failed, retrying in %.3g s: %s", task.name, task.retry_at - now, error
+                    )
+                else:
+                    task.trouble.record_success("%s works again", task.name)
 
     def _active(self) -> list[_PeriodicTask]:
         return [task for task in (self._cleanup, self._sweep) if task.period_s > 0]
@@ -178,6 +184,7 @@ class ClusterManager:
         self._options = options  # called repeatedly, because options may change
         self._counters = counters
         self._observers = observers
+        self._trouble = TroubleLog(log)
         self._wake = Signal()
         self._changed = Signal()
         self._closing = Signal()
@@ -228,7 +235,7 @@ class ClusterManager:
                 try:
                     self._lead()
                 except LatchworkError as error:
-                    log.warning("manager on node %s restarts: %s", self._me.worker, error)
+                    self._trouble.record_failure("manager on node %s restarts: %s", self._me.worker, error)
                     self._clock.wait(self._closing, _RETRY_S)
                 except Exception:
                     log.exception("manager on node %s failed unexpectedly and restarts", self._me.worker)
@@ -327,10 +334,11 @@ class ClusterManager:
             raise
         except LatchworkError as error:
             self._counters.failures += 1
-            log.warning("rebalance failed, retrying: %s", error)
+            self._trouble.record_failure("rebalance failed, retrying: %s", error)
             self._notify_observers(began, Rebalance(), error, term.written_bytes - written)
             term.discard_cache()
             return False
+        self._trouble.record_success("manager on node %s works again", self._me.worker)
         self._counters.rebalances += bool(result.changes)
         self._counters.moves += result.moves
         self._notify_observers(began, result, next(iter(result.failed.values()), None), term.written_bytes - written)

@@ -22,6 +22,7 @@ from concurrent.futures import Future
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse, SessionLost
 from latchwork.jobs.job import Job
 from latchwork.jobs.manager.manager import ClusterManager, ManagerCounters
@@ -134,6 +135,7 @@ class NodeMembership:
         self._joining: Session | None = None  # of a registration in progress
         self._registration: Registration | None = None
         self._manager: ClusterManager | None = None
+        self._trouble = TroubleLog(log)
         self._wake = Signal()
         self._closing = Signal()
         self._pools = PoolReader(options.node_id, jobs, settings, store, self.get_registration, observers=observers)
@@ -329,9 +331,10 @@ class NodeMembership:
         except NodeIdInUse as error:
             log.error("node %s cannot register again: %s", self._options.node_id, error)  # noqa: TRY400 - no stack needed
         except LatchworkError as error:
-            log.warning("node %s is not registered yet: %s", self._options.node_id, error)
+            self._trouble.record_failure("node %s is not registered yet: %s", self._options.node_id, error)
         except Exception:
             log.exception("node %s could not register", self._options.node_id)
         else:
+            self._trouble.record_success("node %s is registered again", self._options.node_id)
             return True
         return False

@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job import Job, WorkPoolFailed, read_pool
 from latchwork.jobs.node.registration import Registration, read_pool_version
@@ -76,6 +78,7 @@ class PoolReader:
         self._read_at: dict[str, float] = {}
         self._retry_at: dict[str, float] = {}
         self._asked: set[str] = set()
+        self._troubles: defaultdict[str, TroubleLog] = defaultdict(lambda: TroubleLog(log))
         self._wake = Signal()
         self._closing = Signal()
         self._unsubscribe = [job.subscribe(partial(self._on_job_change, job_id)) for job_id, job in jobs.items()]
@@ -174,6 +177,8 @@ class PoolReader:
                 self._asked.discard(job_id)
             try:
                 done = self._update_pool(self._jobs[job_id])
+                if done:
+                    self._troubles[job_id].record_success("work pool of job %s can be stored again", job_id)
             except Exception:  # must not end the checks of the other jobs
                 log.exception("work pool of job %s could not be checked", job_id)
                 done = False
@@ -224,7 +229,7 @@ class PoolReader:
             log.error("%s; the last valid items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
             return True
         except LatchworkError as error:
-            log.warning(
+            self._troubles[job.id].record_failure(
                 "work pool of job %s was not read because the store is unavailable, retrying: %s", job.id, error
             )
             return False
@@ -236,7 +241,9 @@ class PoolReader:
         try:
             stored = self._store_pool(registration, job.id, reading)
         except LatchworkError as error:
-            log.warning("work pool of job %s could not be stored, retrying: %s", job.id, error)
+            self._troubles[job.id].record_failure(
+                "work pool of job %s could not be stored, retrying: %s", job.id, error
+            )
             return False
         except Exception:
             log.exception("work pool of job %s could not be stored", job.id)

@@ -22,6 +22,7 @@ from functools import partial
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.lazy import lazy_getattr
+from latchwork._base.trouble_log import TroubleLog
 from latchwork._base.validation import deferred_result_kind
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
@@ -171,6 +172,7 @@ class JobRun:
         self._fire_times = None if setup.fire_times is None else setup.fire_times(items)
         self._manual_runs = None if setup.manual_runs is None else setup.manual_runs(items)
         self._retry_manual_s = math.inf
+        self._trouble = TroubleLog(log)
         self._stop = Signal()
         self._recheck = Signal()  # set on a stop, and when the schedule may have changed
         self._ended = Signal()
@@ -332,9 +334,10 @@ class JobRun:
             if self._setup.may_run():
                 run.record_start()
         except LatchworkError as error:
-            log.warning("job %s: a manual run cannot start, retrying: %s", self.job_id, error)
+            self._trouble.record_failure("job %s: a manual run cannot start, retrying: %s", self.job_id, error)
             self._retry_manual_s = _STORE_RETRY_S
             return False
+        self._trouble.record_success("job %s: run %d can start again", self.job_id, self.number)
         if not self._setup.may_run():
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
             return True
@@ -381,9 +384,10 @@ class JobRun:
                 return
             times.record_start(step)
         except LatchworkError as error:
-            log.warning("job %s: run %d cannot start, retrying: %s", self.job_id, self.number, error)
+            self._trouble.record_failure("job %s: run %d cannot start, retrying: %s", self.job_id, self.number, error)
             self._setup.clock.wait(self._stop, _STORE_RETRY_S)
             return
+        self._trouble.record_success("job %s: run %d can start again", self.job_id, self.number)
         while not self._setup.may_run():  # the write was slow, or the process was frozen during it
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return

@@ -16,6 +16,7 @@ from itertools import count
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.errors import LatchworkError
 from latchwork.jobs.cron_progress import CronProgress, FireTimes
 from latchwork.jobs.job import Job, JobContext
@@ -189,6 +190,7 @@ class JobWorker:
         self._clock = store.clock
         self._wall = wall
         self._node_id = node_id
+        self._trouble = TroubleLog(log)
         self._wake = Signal()
         self._get_session = session or (lambda: None)
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
@@ -383,11 +385,14 @@ class JobWorker:
 
     def _try_reconcile(self, closing: bool) -> tuple[float | None, bool]:
         try:
-            return self._reconcile_all(closing), False
+            delay_s = self._reconcile_all(closing)
         except LatchworkError as error:
-            log.warning("node %s: retrying in %.1f s: %s", self._node_id, _RETRY_S, error)
+            self._trouble.record_failure("node %s: retrying in %.1f s: %s", self._node_id, _RETRY_S, error)
         except Exception:
             log.exception("node %s: the worker failed, retrying", self._node_id)
+        else:
+            self._trouble.record_success("node %s: its worker works again", self._node_id)
+            return delay_s, False
         return _RETRY_S, True
 
     def _reconcile_all(self, closing: bool) -> float | None:

@@ -13,6 +13,7 @@ from functools import partial
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
+from latchwork._base.trouble_log import TroubleLog
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.primitives.leased.inspect import LockSweeper
 from latchwork.primitives.leased.lock_waiters import LockWaiters
@@ -79,6 +80,7 @@ class KeeperMaintenance:
         self._urgent = ListenerQueue(self._dispatcher, "a lock keeper")
         self.free_listeners = ListenerQueue(self._dispatcher, "waits for locks")
         self._cleanup_drain = self._dispatcher.create_serial_drain(lambda: run(self._clean_up()), "a lock keeper")
+        self._renewal_trouble = TroubleLog(_log)
         self._next_cleanup = 0.0
         self.within_s = math.inf
         self.lost_listeners: dict[object, Callable[[tuple[str, ...]], None]] = {}
@@ -372,13 +374,16 @@ class KeeperMaintenance:
         """
         if error is not None:
             self._report_renewal_failure(owner, error)
+        else:
+            self._renewal_trouble.record_success("lock owner %s is renewed again", owner.id)
         self.wake.set()
 
     def _report_renewal_failure(self, owner: LockOwner, error: BaseException) -> None:
         if owner is not self.state.current:
             return  # given up or lost while the renewal was under way
         remaining_s = owner.remaining_s()
-        _log.warning("lock owner %s: could not be renewed, %.2f s left: %s", owner.id, remaining_s, error)
+        message = "lock owner %s: could not be renewed, %.2f s left: %s"
+        self._renewal_trouble.record_failure(message, owner.id, remaining_s, error)
         self._urgent.post(*(partial(fn, error, remaining_s) for fn in list(self.failed_listeners.values())))
         if self.renewals.is_taken_over(owner, error):
             self.lose(owner, "another owner took it over")

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from latchwork._base.trouble_log import TroubleLog
 from latchwork._base.user_code import call_user
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
@@ -123,6 +124,7 @@ class ClaimFinisher:
         self._hooks = hooks
         self._on_ended = on_ended
         self._pauses = DelayQueue(clock, label)
+        self._trouble = TroubleLog(_log)  # used in the thread of the delay queue
         self._hurries = False
 
     def skip_pauses(self) -> None:
@@ -285,9 +287,10 @@ class ClaimFinisher:
             _log.info("item %s could not be completed as planned: %s", task.path, error)
             self._retry_later(task, partial(self._try_ending, task, _fallback_ending(task.claim, ending)))
         except LatchworkError as error:
-            _log.warning("item %s could not be completed, retrying: %s", task.path, error)
+            self._trouble.record_failure("item %s could not be completed, retrying: %s", task.path, error)
             self._retry_later(task, partial(self._try_ending, task, ending))
         else:
+            self._trouble.record_success("items can be completed again")
             self._on_ended(task, how)
 
     def _retry_later(self, task: ClaimedTask, step: Callable[[], None], *, at_once: bool = False) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork._base.event import Signal
+from latchwork._base.trouble_log import TroubleLog
 from latchwork._base.user_code import call_user
 from latchwork._base.validation import is_number
 from latchwork.clock import Clock
@@ -270,7 +271,7 @@ class WorkerLoop(Startable):
         return self.running()
 
     async def _feed(self) -> None:
-        backoff = Backoff()
+        backoff, trouble = Backoff(), TroubleLog(_log)
         while not self._stop.is_set():
             try:
                 found, is_all = await self._search()
@@ -278,10 +279,12 @@ class WorkerLoop(Startable):
                 return
             except Exception as error:
                 text = "node %s could not look for items, retrying: %s"
-                _log.warning(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
+                trouble.record_failure(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
-            backoff = Backoff()
+            backoff.reset()
+            if found is not None:
+                trouble.record_success("node %s can look for items again", self._node_id)
             await self._wait_before_search(found, is_all=is_all)
 
     async def _search(self) -> tuple[int | None, bool]:
