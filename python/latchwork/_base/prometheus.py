@@ -33,7 +33,12 @@ _known_lock = mutex()
 
 
 def metrics_of(kind: Callable[[CollectorRegistry], T], registry: CollectorRegistry | None) -> T:
-    """Return the metrics of a kind in a registry. They are created once. None is the library's default registry."""
+    """Return the metrics that ``kind`` creates for a registry. They are created at the first call.
+
+    Args:
+        kind: Creates the metrics.
+        registry: The registry. None for the default registry of the Prometheus library.
+    """
     chosen = REGISTRY if registry is None else registry
     with _known_lock:
         known = _known.setdefault(chosen, {})

@@ -300,9 +300,9 @@ def then(future: Future[T], fn: Callable[[T], U], convert_error: _Explain | None
 
 
 def mapped(future: Future[T], fn: Callable[[T], U], convert_error: _Explain | None = None) -> Future[U]:
-    """Convert the result of a future like ``then``, but reuse the same future if possible.
+    """Convert the result of a future like ``then``, but return the same future where possible.
 
-    Only the exclusive owner of the future may call this. ``fn`` and ``convert_error`` must be fast and take no locks.
+    So nobody else may use the future. ``fn`` and ``convert_error`` must be fast and take no locks.
     """
     if isinstance(future, LightFuture) and future.map(fn, convert_error):
         return future

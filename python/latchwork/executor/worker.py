@@ -374,7 +374,7 @@ class ExecutorWorkerSession:
         self._help_after_s = min(2 * after_s, 8 * (self._options.steal_after_s or 1.0)) if not busy else after_s
 
     async def _sweep(self) -> None:
-        """Remove leftovers of departed submitters and members, if this is the oldest member and a sweep is due."""
+        """Remove the records of departed submitters and members, if this is the oldest member and a sweep is due."""
         now = self._store.clock.now()
         if now < self._sweep_at:
             return

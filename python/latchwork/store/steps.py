@@ -103,8 +103,8 @@ def run(steps: StepCoroutine[T]) -> T:
 
     An interrupt of this thread between two steps is also raised in the protocol, which then releases its resources.
 
-    After a step has ended with ``OutcomeUnknown``, the protocol raises no error which says that nothing was applied.
-    See ``after_unknown``. Event loops follow the same rule.
+    Once a step has ended with ``OutcomeUnknown``, a later error that says that nothing was applied would be wrong. It
+    is replaced by ``OutcomeUnknown`` (see ``after_unknown``). Event loops do the same.
     """
     if in_loop():
         warn_in_loop(_name_of(steps))

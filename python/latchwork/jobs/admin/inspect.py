@@ -101,7 +101,7 @@ class JobState:
 
     @property
     def active_items(self) -> int:
-        """The number of items in active runs that have lasted at least a second."""
+        """The number of items in the active runs that started at least one second ago."""
         return sum(each.items for each in self.active)
 
     @property

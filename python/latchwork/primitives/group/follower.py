@@ -66,7 +66,7 @@ class WriteSchedule:
         self._last = -math.inf
 
     def next_action(self, now: float, *, is_behind: bool) -> Literal["", "check", "write"]:
-        """Return what to do now.
+        """Return what the follower has to do now so that the newest view lists all members.
 
         Args:
             now: Local clock time.

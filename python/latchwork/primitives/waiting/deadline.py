@@ -45,5 +45,5 @@ class Deadline:
 
 
 def get_rank_delay_s(rank: int) -> float:
-    """Return how many seconds a client of this rank waits before it acts, so that clients of lower ranks act first."""
+    """Return how many seconds a client waits before it acts. Clients with a lower rank act earlier; 0 acts at once."""
     return RANK_DELAY_S * min(rank, MAX_RANK)

@@ -245,7 +245,7 @@ class ProtocolRun(Generic[T]):
                 unknown = None
 
     async def resume(self) -> None:
-        """Complete the protocol in the background event loop, and log its errors."""
+        """Run the rest of a canceled protocol in the background event loop, and log its errors."""
         self._cleaning_until = None
         try:
             await self.run()

@@ -175,8 +175,8 @@ def resume_children(editor: RunEditor) -> None:
 def has_unfinished_elements(editor: RunEditor, name: str) -> bool:
     """Return whether the task is a map task with elements that have not succeeded yet.
 
-    Such a map cannot end successfully. The outputs of a recovered map may be collected before its list is read again
-    and adds elements.
+    Such a task cannot succeed yet. After a recovery, its outputs may be collected before its list is read again, which
+    may add elements.
     """
     return editor.plan.get_kind(name) == "map" and not _states_of_elements(editor, name) <= DONE
 
