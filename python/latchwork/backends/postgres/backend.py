@@ -22,7 +22,7 @@ from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import FutureGenerator, failed, run_generator
 from latchwork.backends.outcomes import describe_read
 from latchwork.backends.postgres import SPEC
-from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall, StoreConnector
+from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
 from latchwork.backends.postgres.commits import (
     PostgresCommit,
@@ -33,6 +33,7 @@ from latchwork.backends.postgres.commits import (
 from latchwork.backends.postgres.connection import Query, Row, Statement
 from latchwork.backends.postgres.reads import Read, ReadQueue, ReadStatements, decode_entry, decode_text
 from latchwork.backends.postgres.sessions import PostgresSessions
+from latchwork.backends.postgres.store_connector import StoreConnector
 from latchwork.backends.postgres.watches import POLL_S, ChangeWatcher
 from latchwork.backends.postgres.writes import NotifyStores, WriteBarrier, WriteQueue
 from latchwork.backends.timer import Timer

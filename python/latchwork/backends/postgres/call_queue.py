@@ -1,4 +1,4 @@
-"""Connections of one store to its server, and queues of calls that each use one connection."""
+"""Queues of calls that each use one connection."""
 
 from __future__ import annotations
 
@@ -9,93 +9,16 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
-from latchwork._base.event import Signal
 from latchwork._base.interrupts import condition, mutex
 from latchwork.backends.futures import LightFuture, reject
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.connection import Connector, PostgresConnection
+from latchwork.backends.postgres.connection import PostgresConnection
 from latchwork.backends.postgres.errors import ConnectionBroken
-from latchwork.backends.postgres.opener import ConnectionOpener, retry_until
-from latchwork.backends.postgres.schema import Schema
-from latchwork.backends.url import StoreURL
-from latchwork.clock import Clock
-from latchwork.errors import Closed, ConnectFailed, LatchworkError
+from latchwork.backends.postgres.opener import ConnectionOpener
+from latchwork.backends.postgres.store_connector import StoreConnector
+from latchwork.errors import Closed, LatchworkError
 
 _log = logging.getLogger(__name__)
-
-
-class StoreConnector:
-    """Opens connections to the server and the root of one store. Thread-safe.
-
-    Attributes:
-        closing: A signal that is set when the store is closed.
-    """
-
-    def __init__(self, url: StoreURL, clock: Clock) -> None:
-        self._url = url
-        self._connector = Connector(url, clock)
-        self.clock = clock
-        self.call_timeout_s = url.call_timeout_s
-        self.schema = Schema(url.options.get("schema", "latchwork"))
-        self.root = 0
-        self.closing = Signal()
-
-    @property
-    def is_pooled(self) -> bool:
-        """Whether there is a connection pooler, so that this store has no session of the server to itself."""
-        return self._connector.is_pooled
-
-    @property
-    def server_name(self) -> str:
-        """The hosts of the server, for messages."""
-        return self._connector.server_name
-
-    @property
-    def channel_name(self) -> str:
-        """The name of the PostgreSQL channel through which the clients of this root notify each other."""
-        return f"{self.schema.name}_{self.root}"
-
-    def connect_first(self) -> PostgresConnection:
-        """Open the first connection of the store.
-
-        Raises:
-            ConnectFailed: No server that takes writes answered within ``connect_timeout_s``.
-        """
-        limit_s = self._url.connect_timeout_s
-        try:
-            return retry_until(self.clock.now() + limit_s, self._connect, self.clock, self.closing, self.server_name)
-        except ConnectionBroken as error:
-            raise ConnectFailed(
-                f"{self.server_name} did not answer within {limit_s:g} s ({error}); check that it runs and takes "
-                "writes, and the host, the port and the TLS options (sslmode, tls_ca, tls_cert, tls_key)"
-            ) from error
-
-    def create_opener(self, name: str) -> ConnectionOpener:
-        """Return an object that opens further connections, for one thread at a time.
-
-        Args:
-            name: The name of the thread that uses the connections.
-        """
-        limit_s = self._url.connect_timeout_s
-        return ConnectionOpener(
-            self._connect,
-            self.clock,
-            self.closing,
-            server_name=self.server_name,
-            name=f"{name}-connect",
-            first_limit_s=min(self.call_timeout_s / 2, limit_s),
-            limit_s=limit_s,
-        )
-
-    def _connect(self, deadline: float) -> PostgresConnection:
-        """Open a connection and prepare it for the root of this store."""
-        connection = self._connector.open(deadline)
-        try:
-            self.root = self.schema.prepare_connection(connection, self._url.root, self.server_name, deadline)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
 
 class PostgresCall:
@@ -129,7 +52,7 @@ class CallQueue(ABC):
 
     def __init__(self, connector: StoreConnector, name: str, connection: PostgresConnection | None = None) -> None:
         self._connector = connector
-        self._opener = connector.create_opener(name)
+        self._opener = ConnectionOpener(connector, name)
         self._connection = connection
         self._name = name
         self._turn = mutex()  # held by the thread that uses the connection

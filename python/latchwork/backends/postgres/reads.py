@@ -17,8 +17,8 @@ from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
-from latchwork.backends.postgres.opener import RETRY_S
 from latchwork.backends.postgres.schema import Schema
+from latchwork.backends.postgres.store_connector import RETRY_S
 from latchwork.errors import LatchworkError
 from latchwork.types import Entry
 

@@ -14,10 +14,10 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import BackendSession
 from latchwork.backends.futures import LightFuture, chain, completed, failed, reject, resolve, then
 from latchwork.backends.postgres import SPEC
-from latchwork.backends.postgres.call_queue import StoreConnector
 from latchwork.backends.postgres.commits import RepeatableCall, session_lost_error
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
 from latchwork.backends.postgres.reads import decode_text
+from latchwork.backends.postgres.store_connector import StoreConnector
 from latchwork.backends.postgres.writes import WriteQueue
 from latchwork.backends.timer import Timer
 

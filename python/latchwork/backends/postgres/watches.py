@@ -25,11 +25,12 @@ from latchwork.backends.base import Broken as BrokenWatch
 from latchwork.backends.base import Current, Delta, Snapshot, WatchCallback, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.call_queue import StoreConnector
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
 from latchwork.backends.postgres.connection import PostgresConnection, Row, Statement, decode_number
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
+from latchwork.backends.postgres.opener import ConnectionOpener
 from latchwork.backends.postgres.reads import ReadStatements, decode_entry, decode_text
+from latchwork.backends.postgres.store_connector import StoreConnector
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
 
@@ -71,7 +72,7 @@ class ChangeWatcher:
         self._notices = notices
         self._lock = mutex()
         self._watches: dict[str, list[PostgresWatch]] = {}  # by prefix
-        self._opener = connector.create_opener(name)
+        self._opener = ConnectionOpener(connector, name)
         self._connection: PostgresConnection | None = None
         self._known: tuple[int, int] | None = None  # token and request of the last delivered change
         self._look_at = 0.0  # local clock time; brought forward by those who know of a change

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.out_of_space import OutOfSpaceLog
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall, StoreConnector
+from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
 from latchwork.backends.postgres.commits import (
     TREE_BATCH,
@@ -42,8 +42,8 @@ from latchwork.backends.postgres.connection import (
     encode_text_array,
 )
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
-from latchwork.backends.postgres.opener import RETRY_S
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
+from latchwork.backends.postgres.store_connector import RETRY_S, StoreConnector
 from latchwork.errors import LatchworkError, StoreFull
 
 _BATCH_BYTES = 2_000_000
