@@ -434,7 +434,7 @@ class ExecutorHooks(WorkerHooks):
         A copy may be moved to the shared partition, and never from there. Therefore the shared partition is read last.
         """
         for partition in sorted({*self._backlog.partitions(), ANY}, key=lambda each: each == ANY):
-            prefix = self._backlog.key(partition, item.sort_key, "x").removesuffix("/x")
+            prefix = self._backlog.key(partition, item.sort_key, item.id).rpartition("/")[0]
             for name in self._store.children(prefix):
                 if name != item.id and name.rpartition(".")[0] == task_id:
                     return f"{prefix}/{name}"

@@ -237,7 +237,7 @@ class AssignmentStore:
                 self._write_batch(wave[begin : begin + _SLICE], fence)
 
     def delete_empty_shares(self, fence: Fence) -> None:
-        """Delete the stored shares without items: they were damaged when they were read, and are to have no items.
+        """Delete the stored shares that count as empty: they were damaged when they were read, and get no items.
 
         Args:
             fence: Fence of the leadership.

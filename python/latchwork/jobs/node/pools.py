@@ -178,7 +178,7 @@ class PoolReader:
             try:
                 done = self._update_pool(self._jobs[job_id])
                 if done:
-                    self._troubles[job_id].record_success("work pool of job %s can be stored again", job_id)
+                    self._troubles[job_id].record_success("work pool of job %s was read and stored again", job_id)
             except Exception:  # must not end the checks of the other jobs
                 log.exception("work pool of job %s could not be checked", job_id)
                 done = False

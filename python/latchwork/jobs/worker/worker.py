@@ -181,7 +181,7 @@ class JobWorker:
         *,
         observers: Observers[Observer] = NOBODY,
         on_transition: OnTransition = lambda _job, _turn: None,
-        session: Callable[[], Session | None] | None = None,
+        session: Callable[[], Session | None],
         context_store: Store,
         wall: WallClock,
     ) -> None:
@@ -192,7 +192,7 @@ class JobWorker:
         self._node_id = node_id
         self._trouble = TroubleLog(log)
         self._wake = Signal()
-        self._get_session = session or (lambda: None)
+        self._get_session = session
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
         self._settings = settings
         self._observers = observers
@@ -422,8 +422,9 @@ class JobWorker:
         return self._next_check_s()
 
     def _report_damaged_shares(self) -> None:
-        """Ask the manager to write the damaged shares of this node again. Ask again after a pause if one is damaged
-        then, so that a share which another program overwrites again and again is not written all the time.
+        """Ask the manager to write the damaged shares of this node again, at most once in ``_REPORT_S`` seconds.
+
+        Without the pause, a share that another program damages again and again would be written all the time.
         """
         now, session, damaged = self._clock.now(), self._get_session(), self.list_damaged_shares()
         if damaged and session is not None and now >= self._report_at:
