@@ -17,7 +17,7 @@ DEFECTS = (
         "Plans",
         "an end relies on a peer that may have ended already",
         "plans/transitions.py",
-        "        edit.checks.extend(Exists(self.keys.todo_key(plan_id, each)) for each in others)\n",
+        "        part.checks.extend(Exists(self.keys.unfinished_key(plan_id, each)) for each in others)\n",
         "",
         id_of("plans/propagation", "two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land", on="memory"),
     ),

@@ -172,14 +172,14 @@ def test_the_largest_end_is_within_what_a_transaction_may_have():
     transitions, seen = Transitions(Keys("default"), put_item), (task("p").entry, PlanRecord(PlanState.READY))
     successors = tuple(f"s{number}" for number in range(MAX_LINKED))
     ended = task("t", TaskState.READY, successors=successors)
-    edit = transitions.complete_and_delegate(
+    part = transitions.build_delegating_completion(
         "p", seen, ended, b"", ready=[task(s) for s in successors[:20]], ended_deps=successors
     )
-    assert edit is not None
-    assert len(edit.ops) + 3 <= 100
-    assert len(edit.checks) + 4 <= 100
+    assert part is not None
+    assert len(part.ops) + 3 <= 100
+    assert len(part.checks) + 4 <= 100
     assert (
-        transitions.complete_and_delegate(
+        transitions.build_delegating_completion(
             "p", seen, ended, b"", ready=[task(s) for s in successors], ended_deps=map(str, range(90))
         )
         is None
@@ -190,6 +190,6 @@ def test_a_plan_of_wide_tasks_is_built_by_two_keys_for_each_however_many_edges()
     transitions = Transitions(Keys("default"), put_item)
     deps = tuple(f"d{number}" for number in range(1000))
     tasks = [(f"t{number}", TaskRecord(TaskState.WAITING, number, "f", deps)) for number in range(100)]
-    edits = transitions.write_tasks("p", tasks)
-    assert sum(len(edit.ops) for edit in edits) == 200
-    assert all(len(edit.ops) <= 100 for edit in edits)
+    parts = transitions.build_task_writes("p", tasks)
+    assert sum(len(part.ops) for part in parts) == 200
+    assert all(len(part.ops) <= 100 for part in parts)

@@ -150,10 +150,10 @@ def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(sto
     (task,) = run(plan_store.read_tasks(plan.id, ["waits"]))
     outer, _ = run(plan_store.read_plan(plan.id))
     waits = PlanRecord.from_bytes(outer.value)
-    again = plan_store.transitions.reactivate_task(plan.id, outer, task, task.record.with_state(TaskState.CHILD))
+    again = plan_store.transitions.build_reactivation(plan.id, outer, task, task.record.with_state(TaskState.CHILD))
     assert waits.state is PlanState.FAILED
     assert run(plan_store.commit(again))
-    end = plan_store.transitions.finish_cancel(entry, record, 0).merge(told)
+    end = plan_store.transitions.build_cancel_end(entry, record, 0).merge(told)
     assert not run(plan_store.commit(end)), "the end of the child must notice that a task waits for it now"
     told = run(build_parent_wakeup(plan_store, child.id, record))
     assert run(plan_store.commit(TxnPart(end.checks[:1], end.ops).merge(told)))

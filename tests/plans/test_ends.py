@@ -90,8 +90,8 @@ def two_and_sum(store):
 def test_of_ends_decided_together_each_relies_on_the_next_and_the_last_makes_ready(two_and_sum):
     bench, keys = two_and_sum, two_and_sum.plan_store.keys
     one, two = bench.decide("one", "two")
-    assert Exists(keys.todo_key("p", "two")) in one.checks
-    assert Absent(keys.todo_key("p", "one")) in two.checks
+    assert Exists(keys.unfinished_key("p", "two")) in one.checks
+    assert Absent(keys.unfinished_key("p", "one")) in two.checks
     assert [bench.commit("one", one), bench.commit("two", two)] == [True, True]
     assert bench.state("sum") is TaskState.READY
 
@@ -120,7 +120,7 @@ def test_ends_of_a_round_before_are_taken_to_be_on_their_way(two_and_sum):
     bench = two_and_sum
     (one,) = bench.decide("one")
     (two,) = bench.decide("two")
-    assert Absent(bench.plan_store.keys.todo_key("p", "one")) in two.checks
+    assert Absent(bench.plan_store.keys.unfinished_key("p", "one")) in two.checks
     assert not bench.commit("one", one) or bench.commit("two", two)
     assert bench.state("sum") is TaskState.READY
 
@@ -129,7 +129,7 @@ def test_ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end
     bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(4)])
     first = bench.decide("n0", "n1")
     witnesses = {check for done in first for check in done.checks if isinstance(check, Exists)}
-    assert witnesses == {Exists(bench.plan_store.keys.todo_key("p", "n3"))}
+    assert witnesses == {Exists(bench.plan_store.keys.unfinished_key("p", "n3"))}
     assert [bench.commit(name, done) for name, done in zip(("n0", "n1"), first, strict=True)] == [True, True]
     last = bench.decide("n2", "n3")
     assert run(bench.plan_store.read_plan("p"))[1].state is PlanState.COMPLETED
@@ -151,11 +151,11 @@ def test_an_end_relies_on_the_last_of_what_a_successor_waits_for_without_reading
     bench.plan_store.read_tasks = tasks
     for name in ("n0", "n1"):
         (done,) = bench.decide(name)
-        assert Exists(bench.plan_store.keys.todo_key("p", "n3")) in done.checks
+        assert Exists(bench.plan_store.keys.unfinished_key("p", "n3")) in done.checks
         assert bench.commit(name, done)
     assert "sum" not in reads
     (last,) = bench.decide("n3")  # which the others relied on: now the one before
-    assert Exists(bench.plan_store.keys.todo_key("p", "n2")) in last.checks
+    assert Exists(bench.plan_store.keys.unfinished_key("p", "n2")) in last.checks
     assert bench.commit("n3", last)
     assert "sum" not in reads
     (last,) = bench.decide("n2")

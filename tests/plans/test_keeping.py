@@ -38,10 +38,10 @@ def test_a_removed_plan_leaves_nothing_and_its_id_is_free(store, plans, worker):
 
 def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, plan_store, worker):
     session = store.open_session(2.0)
-    first = plan_store.transitions.create_draft("dead", plans_record(), session)
+    first = plan_store.transitions.build_draft("dead", plans_record(), session)
     store.commit(first.checks, first.ops)
     store.put("default/tasks/orphan/t00000", b"x")
-    living = plan_store.transitions.create_draft("living", plans_record(), store.session)
+    living = plan_store.transitions.build_draft("living", plans_record(), store.session)
     store.commit(living.checks, living.ops)
     session.close()
     assert plans.sweep() == 2
@@ -123,8 +123,8 @@ def test_a_sweep_finishes_the_removal_that_a_dead_client_has_begun(store, plans,
     with plans.new(id="half") as plan:
         plan.map(add, range(3))
     entry = store.get("default/plans/half")
-    edit = plan_store.transitions.begin_removal("half", entry, PlanRecord.from_bytes(entry.value))
-    store.commit(edit.checks, edit.ops)
+    part = plan_store.transitions.build_removal_start("half", entry, PlanRecord.from_bytes(entry.value))
+    store.commit(part.checks, part.ops)
     assert plans.sweep() == 1
     assert plans.list() == []
     nothing_left(store)
@@ -161,7 +161,7 @@ def test_a_sweep_removes_a_plan_when_its_time_is_over_and_not_before_its_end(sto
 def test_a_worker_sweeps_by_itself(store, plans, plan_store, monkeypatch):
     monkeypatch.setattr(latchwork.plans.worker, "_SWEEP_S", 0.3)
     session = store.open_session(2.0)
-    dead = plan_store.transitions.create_draft("dead", plans_record(), session)
+    dead = plan_store.transitions.build_draft("dead", plans_record(), session)
     store.commit(dead.checks, dead.ops)
     store.put("default/tasks/orphan/t00000", b"x")
     session.close()

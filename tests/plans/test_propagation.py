@@ -17,10 +17,10 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
     outcome = Outcome(Payloads().encode(41, "a result")).to_bytes()
     task = run(plan_store.read_tasks(plan.id, ["first"]))[0]
     entry, record = run(plan_store.read_plan(plan.id))
-    ready = plan_store.transitions.make_ready(plan.id, (entry, record), task)
+    ready = plan_store.transitions.build_ready(plan.id, (entry, record), task)
     store.commit(ready.checks, ready.ops)
     task = run(plan_store.read_tasks(plan.id, ["first"]))[0]
-    done = plan_store.transitions.complete_task(plan.id, task, encode_inline_result(outcome))
+    done = plan_store.transitions.build_completion(plan.id, task, encode_inline_result(outcome))
     store.commit(done.checks, done.ops)
     for each in store.list("default/queue/partitions", recursive=True):
         if "@start" in each.key:  # whoever takes that looks at all tasks
@@ -46,7 +46,9 @@ def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store
         if not waiting:
             witnesses = [each for each in await plan_store.list_unfinished_tasks("p", 10) if each != task.name][:1]
         ready = [] if witnesses else waiting
-        return plan_store.transitions.complete_and_delegate("p", seen, task, b"=", ready=ready, witnesses=witnesses)
+        return plan_store.transitions.build_delegating_completion(
+            "p", seen, task, b"=", ready=ready, witnesses=witnesses
+        )
 
     for pair in (("one", "two"), ("alone", "apart")):
         seen = run(plan_store.read_plan("p"))
@@ -54,8 +56,8 @@ def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store
         for key in [e.key for e in store.list("default/todo/p", recursive=True)]:
             if pair == ("alone", "apart") and key.rpartition("/")[2] not in pair:
                 store.delete(key)
-        edits = [run(passed_on(seen, each)) for each in tasks]
-        assert [run(plan_store.commit(each)) for each in edits] == [True, False]
+        parts = [run(passed_on(seen, each)) for each in tasks]
+        assert [run(plan_store.commit(each)) for each in parts] == [True, False]
         assert run(passed_on(seen, tasks[1])) is None or pair == ("one", "two")
     last = run(passed_on(seen, run(plan_store.read_tasks("p", ["two"]))[0]))
     assert last is not None

@@ -26,14 +26,14 @@ def fail(bench, name):
     """As its worker does, which dies before it skips what comes behind."""
     entry, plan = run(bench.plan_store.read_plan("p"))
     (task,) = run(bench.plan_store.read_tasks("p", [name]))
-    edit = bench.plan_store.transitions.fail_task("p", entry, plan, task, reason="no such day", result=b"=")
-    bench.store.commit(edit.checks, edit.ops)
+    part = bench.plan_store.transitions.build_failure("p", entry, plan, task, reason="no such day", result=b"=")
+    bench.store.commit(part.checks, part.ops)
 
 
 def end(bench, name):
     (task,) = run(bench.plan_store.read_tasks("p", [name]))
-    edit = bench.plan_store.transitions.complete_task("p", task, OUTCOME.to_bytes())
-    bench.store.commit(edit.checks, edit.ops)
+    part = bench.plan_store.transitions.build_completion("p", task, OUTCOME.to_bytes())
+    bench.store.commit(part.checks, part.ops)
 
 
 def test_what_waits_for_a_task_that_failed_is_never_ready_whoever_looks(bench):
@@ -96,9 +96,9 @@ def test_a_wide_task_is_ready_once_the_first_of_many_has_ended_too(store):
     bench = Bench(store, wide)
     for at in range(1, 300, 40):
         tasks = run(bench.plan_store.read_tasks("p", [f"n{n}" for n in range(at, min(300, at + 40))]))
-        edits = [bench.plan_store.transitions.complete_task("p", each, b"=") for each in tasks]
-        for first in range(0, len(edits), 20):
-            some = edits[first : first + 20]
+        parts = [bench.plan_store.transitions.build_completion("p", each, b"=") for each in tasks]
+        for first in range(0, len(parts), 20):
+            some = parts[first : first + 20]
             bench.store.commit([c for e in some for c in e.checks], [o for e in some for o in e.ops])
     look = bench.progress.make_ready
     run(look("p", run(bench.plan_store.read_plan("p")), ["sum"]))

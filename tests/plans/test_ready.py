@@ -13,10 +13,10 @@ from plans.work import CALLS, FUNCTIONS, WAIT_S, add, echo, plans_record, wait_u
 def test_nothing_of_a_draft_is_taken_and_it_is_not_complete(store, plans, plan_store, worker):
     builder = plans.new(id="half")
     builder.add(add, 1)
-    first = plan_store.transitions.create_draft("half", plans_record(), store.session)
+    first = plan_store.transitions.build_draft("half", plans_record(), store.session)
     store.commit(first.checks, first.ops)
-    for edit in plan_store.transitions.write_tasks("half", builder._draft.build_records().items()):
-        store.commit(edit.checks, edit.ops)
+    for part in plan_store.transitions.build_task_writes("half", builder._draft.build_records().items()):
+        store.commit(part.checks, part.ops)
     time.sleep(0.3)
     assert CALLS == []
     assert not plans.get("half").is_completed()

@@ -16,7 +16,7 @@ from latchwork.types import Create
 KEYS = Keys("default")
 PLAN, ADDS, DRAFT = KEYS.plan_key("p"), KEYS.additions_key("p"), KEYS.draft_key("p")
 A, B = KEYS.task_key("p", "a"), KEYS.task_key("p", "b")
-TODO_A, TODO_B, TODO_C = (KEYS.todo_key("p", name) for name in "abc")
+TODO_A, TODO_B, TODO_C = (KEYS.unfinished_key("p", name) for name in "abc")
 
 
 class Stored:
@@ -31,8 +31,8 @@ class Stored:
         for key in (TODO_A, TODO_B, TODO_C, ADDS, DRAFT):
             store.put(key, b"")
 
-    def commit(self, edit):
-        self.store.commit(edit.checks, edit.ops)
+    def commit(self, part):
+        self.store.commit(part.checks, part.ops)
 
     @property
     def plan(self):
@@ -46,7 +46,7 @@ class Stored:
 def passed_on(stored):
     """The end of ``a``, which makes ``b`` ready, while ``c`` has not ended and the end of ``gone`` is on its way."""
     ready = [stored.task(B)]
-    return stored.transitions.complete_and_delegate(
+    return stored.transitions.build_delegating_completion(
         "p", stored.plan, stored.task(A), b"1", ready=ready, witnesses=["c"], ended_deps=["gone"]
     )
 
@@ -54,32 +54,32 @@ def passed_on(stored):
 def added(stored):
     record = TaskRecord(TaskState.WAITING, 2, "fn", deps=("a", "b"))
     deps = [stored.task(A), stored.task(B)]
-    return stored.transitions.add_task("p", *stored.plan, name="d", task=record, deps=deps, addition_count=1)
+    return stored.transitions.build_addition("p", *stored.plan, name="d", task=record, deps=deps, addition_count=1)
 
 
 #: What makes each transition, the keys that have to be as they were read, and those that only have to exist.
 TRANSITIONS = {
-    "built": (lambda s: s.transitions.write_tasks("p", [("d", s.task(A).record)])[0], [], [DRAFT]),
-    "started": (lambda s: s.transitions.start_plan("p", *s.plan, 0), [PLAN], [DRAFT]),
-    "made ready": (lambda s: s.transitions.make_ready("p", s.plan, s.task(B)), [PLAN, B]),
-    "passed on": (passed_on, [PLAN, A, B, KEYS.todo_key("p", "gone")], [TODO_C]),
-    "done": (lambda s: s.transitions.complete_task("p", s.task(A), b"1"), [A]),
-    "completed": (lambda s: s.transitions.complete_plan(*s.plan, s.store.get(ADDS), ADDS, 0), [PLAN, ADDS]),
+    "built": (lambda s: s.transitions.build_task_writes("p", [("d", s.task(A).record)])[0], [], [DRAFT]),
+    "started": (lambda s: s.transitions.build_start("p", *s.plan, 0), [PLAN], [DRAFT]),
+    "made ready": (lambda s: s.transitions.build_ready("p", s.plan, s.task(B)), [PLAN, B]),
+    "passed on": (passed_on, [PLAN, A, B, KEYS.unfinished_key("p", "gone")], [TODO_C]),
+    "done": (lambda s: s.transitions.build_completion("p", s.task(A), b"1"), [A]),
+    "completed": (lambda s: s.transitions.build_plan_completion(*s.plan, s.store.get(ADDS), ADDS, 0), [PLAN, ADDS]),
     "completed, nothing added": (
-        lambda s: s.transitions.complete_plan(*s.plan, None, f"{ADDS}-", 0),
+        lambda s: s.transitions.build_plan_completion(*s.plan, None, f"{ADDS}-", 0),
         [PLAN, f"{ADDS}-"],
     ),
-    "tried": (lambda s: s.transitions.record_failed_attempt(s.task(A), "why"), [A]),
-    "failed": (lambda s: s.transitions.fail_task("p", *s.plan, s.task(A), reason="why", result=b""), [PLAN, A]),
-    "skipped": (lambda s: s.transitions.skip_task("p", s.plan[0], s.task(B)), [PLAN, B]),
-    "cancelling": (lambda s: s.transitions.begin_cancel("p", *s.plan, PlanState.CANCELLED), [PLAN]),
-    "cancelled": (lambda s: s.transitions.cancel_task("p", s.plan[0], s.task(B)), [PLAN, B]),
-    "all cancelled": (lambda s: s.transitions.finish_cancel(*s.plan, 0), [PLAN]),
-    "recovering": (lambda s: s.transitions.begin_recovery("p", *s.plan), [PLAN]),
-    "reset": (lambda s: s.transitions.reset_task("p", s.plan[0], s.task(B)), [PLAN, B]),
-    "recovered": (lambda s: s.transitions.end_recovery(*s.plan), [PLAN]),
+    "tried": (lambda s: s.transitions.build_failed_attempt(s.task(A), "why"), [A]),
+    "failed": (lambda s: s.transitions.build_failure("p", *s.plan, s.task(A), reason="why", result=b""), [PLAN, A]),
+    "skipped": (lambda s: s.transitions.build_skip("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "cancelling": (lambda s: s.transitions.build_cancel_start("p", *s.plan, PlanState.CANCELLED), [PLAN]),
+    "cancelled": (lambda s: s.transitions.build_task_cancel("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "all cancelled": (lambda s: s.transitions.build_cancel_end(*s.plan, 0), [PLAN]),
+    "recovering": (lambda s: s.transitions.build_recovery_start("p", *s.plan), [PLAN]),
+    "reset": (lambda s: s.transitions.build_reset("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "recovered": (lambda s: s.transitions.build_recovery_end(*s.plan), [PLAN]),
     "added": (added, [PLAN, A, B]),
-    "removing": (lambda s: s.transitions.begin_removal("p", *s.plan), [PLAN]),
+    "removing": (lambda s: s.transitions.build_removal_start("p", *s.plan), [PLAN]),
 }
 
 
@@ -104,11 +104,11 @@ def test_a_transition_lands_when_nothing_has_changed(stored, name):
     ],
 )
 def test_a_transition_is_refused_once_a_key_has_changed_that_it_relies_on(stored, name, key, vanishes):
-    edit = TRANSITIONS[name][0](stored)
+    part = TRANSITIONS[name][0](stored)
     found = stored.store.get(key)
     if vanishes:
         stored.store.delete(key)
     else:
         stored.store.put(key, b"" if found is None else found.value)
     with pytest.raises(Conflict):
-        stored.commit(edit)
+        stored.commit(part)

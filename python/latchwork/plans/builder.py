@@ -124,7 +124,7 @@ class PlanOptions:
             raise ValueError(f"the name of a plan must be up to 200 printable characters, not {str(title)[:80]!r}")
 
 
-def check_call(
+def build_call(
     functions: Functions,
     payloads: Payloads,
     fn: Callable[..., Any] | str,
@@ -136,7 +136,9 @@ def check_call(
     retry: Retry | None = None,
     timeout_s: float | None = None,
 ) -> PlanCall:
-    """Check that a call can be stored as a task: its function, its arguments and its dependencies.
+    """Validate a call and return it in the form in which a plan stores it.
+
+    Checks the function, the arguments and the dependencies.
 
     Args:
         functions: Registry of functions.
@@ -316,7 +318,7 @@ class PlanBuilder(Generic[H]):
             WrongState: The plan was started; add tasks with its handle.
         """
         self._check_open()
-        call = check_call(
+        call = build_call(
             self._functions,
             self._payloads,
             fn,

@@ -3,8 +3,8 @@ ready.
 
 While one batch is being written, new completions gather for the next. A worker waits briefly for calls that are about
 to return. The first attempt *delegates* the successors: it leaves them to another task of the plan that ends later, see
-``Transitions.complete_and_delegate``. This takes one transaction, and other completions may break its checks. A refused
-completion, or one for which there is no such task, gets a second attempt. It writes first the results, then the
+``Transitions.build_delegating_completion``. This takes one transaction, and other completions may break its checks. A
+refused completion, or one for which there is no such task, gets a second attempt. It writes first the results, then the
 successors of all these tasks, then the queue items, with checks that no other completion can break.
 
 A cache of each plan chooses the task to which a completion delegates, and saves reads. The transaction checks that this
@@ -72,7 +72,7 @@ class Completion:
         result: Stored form of the outcome.
         plan, task: Plan and task as they were when the call began; None on a second attempt, which reads them again.
         entry: Entry of the plan as this worker knows it; None if no ready task may be claimed.
-        ending: Future that gets the decision how the claim ends.
+        ending: Future that tells the worker loop how to end the claim: acknowledge, release or dead-letter the item.
     """
 
     claim: QueueClaim
@@ -86,23 +86,23 @@ class Completion:
     ending: Future[Ending] = field(default_factory=Future)
 
     def set_ending(self, ending: Ending) -> None:
-        """Set the decision how the claim ends, unless the future already has a result."""
+        """Resolve the future: tell the worker loop how to end the claim. Does nothing if the future is done."""
         if not self.ending.done():
             self.ending.set_result(ending)
 
     def set_exception(self, error: Exception) -> None:
-        """Set an exception on the future of the decision, unless the future already has a result."""
+        """Fail the future with an exception. Does nothing if the future is done."""
         if not self.ending.done():
             self.ending.set_exception(error)
 
 
-def get_plan_at_start(completion: Completion) -> StoredPlan | None:
-    """Return the plan as it was when the call of a completion began; None if that is not known."""
+def get_plan_at_call_start(completion: Completion) -> StoredPlan | None:
+    """Return the plan's entry and record as they were read before the task's function was called; None if unknown."""
     return None if completion.entry is None or completion.plan is None else (completion.entry, completion.plan)
 
 
-def has_no_failures(completion: Completion) -> bool:
-    """Return whether the plan was ready and had no failed task when the call of a completion began."""
+def had_no_failures_at_call_start(completion: Completion) -> bool:
+    """Return whether the plan was ready and had no failed task when the task's function was called."""
     return (
         completion.entry is not None
         and completion.plan is not None
@@ -111,11 +111,11 @@ def has_no_failures(completion: Completion) -> bool:
     )
 
 
-def find_last_predecessors(completions: Sequence[Completion]) -> dict[str, str]:
-    """Find, for each successor of these tasks, the last of them that it depends on.
+def map_to_last_predecessors(completions: Sequence[Completion]) -> dict[str, str]:
+    """Map each successor of these completed tasks to the last task in the sequence that it depends on.
 
     Returns:
-        The name of that task, by the name of the successor.
+        Names of completed tasks, by the name of the successor.
     """
     return {
         each: completion.name
@@ -169,16 +169,17 @@ class PlanCache:
     next_pause: int = 64
 
     def pause_delegation(self) -> None:
-        """Stop delegating for a number of completions, because a delegating completion was refused.
+        """Suspend delegation for the next completions, because the transaction of a delegating completion was refused.
 
-        The task to which it delegated has ended too, so related tasks end at about the same time.
+        Delegation leaves the successors of a completed task to another unfinished task. The refusal means that the
+        other task has ended too, so tasks of this plan end at about the same time and delegation rarely succeeds.
         """
         self.last = None
         if not self.pause_left:
             self.pause_left, self.next_pause = self.next_pause, min(_MAX_PAUSE, 4 * self.next_pause)
 
-    def consume_delegation_pause(self, count: int) -> bool:
-        """Return whether delegation is paused, and count completions toward the end of the pause.
+    def count_down_delegation_pause(self, count: int) -> bool:
+        """Return whether delegation is suspended, and subtract completions from the length of the suspension.
 
         Args:
             count: Number of completions that are about to be handled.
@@ -187,7 +188,7 @@ class PlanCache:
         return was > 0
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Add successors that were read from the store."""
+        """Cache tasks that were read from the store. They are successors of completed tasks."""
         if len(self.tasks) > _TASKS:
             self.tasks.clear()
             self.waits.clear()
@@ -307,10 +308,10 @@ class CompletionBatcher:
         self._claimed: list[tuple[str, PlanCache, list[str]]] = []
 
     def add(self, completion: Completion) -> Future[Ending]:
-        """Schedule a completion for the next batch.
+        """Schedule the completion of a task for the next batch.
 
         Returns:
-            A future of the decision how the claim ends.
+            A future that tells the worker loop how to end the claim.
         Raises:
             Closed: The batcher was closed.
         """
@@ -400,7 +401,7 @@ class CompletionBatcher:
     def _on_committed(
         self, cache: PlanCache, completion: Completion, eager_claims: EagerClaims, committed: Committed | None
     ) -> None:
-        """Record a committed completion, and start the tasks that its transaction has claimed.
+        """Handle the commit of a completion: update the cache, and run the tasks claimed in the same transaction.
 
         Called by the thread of the group commit, so it must be quick.
 
@@ -408,7 +409,7 @@ class CompletionBatcher:
             cache: Cache of the plan.
             completion: The completion.
             eager_claims: Claims that were part of its transaction.
-            committed: Result of the commit; None if it is not known.
+            committed: Result of the commit; None if the answer was lost.
         """
         cache.ended.add(completion.name)
         if eager_claims.puts and self._claimer is not None:
@@ -419,15 +420,15 @@ class CompletionBatcher:
     # First attempt
 
     async def _complete_and_delegate(self, plan_id: str, completions: Sequence[Completion]) -> list[Completion]:
-        """Complete the tasks whose successors can be delegated to another task, which ends later and makes them ready.
+        """Complete tasks whose successors can be left to another unfinished task, which makes them ready when it ends.
 
         Returns:
-            The other completions, which need the second attempt.
+            The completions for which there is no such task. The caller completes them by the second attempt.
         """
         plan = completions[0].plan
         assert plan is not None
         cache = self._get_cache(plan_id, plan)
-        if cache.consume_delegation_pause(len(completions)):
+        if cache.count_down_delegation_pause(len(completions)):
             return list(completions)
         own = {completion.name: at for at, completion in enumerate(completions)}
         in_flight = frozenset().union(*cache.in_flight)
@@ -435,7 +436,7 @@ class CompletionBatcher:
         others = await self._find_unfinished_deps(plan_id, cache, tasks, lambda name: name in own or name in in_flight)
         left: list[Completion] = []
         finished_deps: dict[str, list[str]] = {}
-        last_predecessors = find_last_predecessors(completions)
+        last_predecessors = map_to_last_predecessors(completions)
         claimed: list[str] = []
         for at, completion in enumerate(completions):
             assert completion.task is not None
@@ -461,24 +462,24 @@ class CompletionBatcher:
             ):
                 witnesses[another] = None
             eager_claims = self._choose_claims(completion, ready, len(claimed))
-            edit = None
-            if not ready or has_no_failures(completion):
-                edit = self._plan_store.transitions.complete_and_delegate(
+            part = None
+            if not ready or had_no_failures_at_call_start(completion):
+                part = self._plan_store.transitions.build_delegating_completion(
                     plan_id,
-                    get_plan_at_start(completion),
+                    get_plan_at_call_start(completion),
                     completion.task,
                     completion.result,
                     ready=ready,
                     witnesses=witnesses,
                     ended_deps=ended_deps,
-                    items=eager_claims.create_item_ops(),
+                    items=eager_claims.build_item_ops(),
                 )
-            if edit is None:
+            if part is None:
                 left.append(completion)
             else:
                 claimed += eager_claims.puts
                 on_committed = partial(self._on_committed, cache, completion, eager_claims)
-                completion.set_ending(Done(tuple(edit.checks), tuple(edit.ops), on_committed))
+                completion.set_ending(Done(tuple(part.checks), tuple(part.ops), on_committed))
         cache.in_flight.append(frozenset(own))
         self._claimed.append((plan_id, cache, claimed))
         return left
@@ -531,7 +532,7 @@ class CompletionBatcher:
             if each not in cache.tasks and not cache.is_ending(late, is_in_flight)
         }
         live: set[str] = set()
-        found = await self._pick_unfinished_dep(plan_id, cache, candidates, live)
+        found = await self._pick_unfinished_deps(plan_id, cache, candidates, live)
         names = [
             each for each in dict.fromkeys(each for task in tasks for each in task.successors) if each not in found
         ]
@@ -541,15 +542,15 @@ class CompletionBatcher:
         most, left = _FIRST_LOOK, [each for each in names if cache.is_waiting(each)]
         while left:
             candidates = {each: cache.list_unfinished_deps(each, is_in_flight, most) for each in left}
-            found |= await self._pick_unfinished_dep(plan_id, cache, candidates, live)
+            found |= await self._pick_unfinished_deps(plan_id, cache, candidates, live)
             left = [each for each, deps in candidates.items() if deps and each not in found]
             most *= _LONGER
         return found
 
-    async def _pick_unfinished_dep(
+    async def _pick_unfinished_deps(
         self, plan_id: str, cache: PlanCache, candidates: Mapping[str, Sequence[str]], known_pending: set[str]
     ) -> dict[str, str]:
-        """Pick, for each successor, one of its candidates that has not ended.
+        """Map each successor to one of its candidates that has not ended.
 
         Args:
             plan_id: ID of the plan.
@@ -622,23 +623,23 @@ class CompletionBatcher:
         if ended:
             cache = self._get_cache(plan_id, plan)
             cache.ended.update(completion.name for completion, _ in ended)
-            await self._check_successors(plan_id, (entry, plan), cache, [task for _, task in ended])
+            await self._release_successors(plan_id, (entry, plan), cache, [task for _, task in ended])
         for completion, _ in ended:
             completion.set_ending(Done())
 
-    async def _check_successors(
+    async def _release_successors(
         self, plan_id: str, stored_plan: StoredPlan, cache: PlanCache, ended: Sequence[Task]
     ) -> None:
-        """Make successors ready, and end the plan if no task is left, after the results of these tasks were committed.
+        """Make the successors of completed tasks ready, and end the plan if all of its tasks have ended.
 
-        A task that has not ended will see these results when it ends. Successors that depend on such a task are
-        therefore left to it, and so is the end of the plan.
+        Call it after the results of the tasks were committed. A successor with another unfinished dependency is
+        skipped: that dependency releases it when it ends.
         """
         others = await self._find_unfinished_deps(plan_id, cache, ended, lambda _: False)
         successors = dict.fromkeys(each for task in ended for each in task.record.successors)
         free = [each for each in successors if each not in others]
         if free:
-            takes = None if self._claimer is None else self._claimer.bind_plan(plan_id, *stored_plan)
+            takes = None if self._claimer is None else self._claimer.for_plan(plan_id, *stored_plan)
             await self._propagation.make_ready(plan_id, stored_plan, free, takes, cache.ended)
         if not others:
             await self._propagation.complete_plan(plan_id)
@@ -654,7 +655,7 @@ class CompletionBatcher:
         again.
         """
         tasks = {completion.name: completion.task for completion in completions if completion.task is not None}
-        stored_plan = get_plan_at_start(completions[-1])
+        stored_plan = get_plan_at_call_start(completions[-1])
         if stored_plan is not None and len(tasks) == len(completions):
             return *stored_plan, tasks
         entry, plan = await self._plan_store.read_plan(plan_id)
@@ -674,13 +675,13 @@ class CompletionBatcher:
             The batch if its transaction was committed; otherwise an empty list.
         """
         if all(completion.claim.is_held for completion, _ in batch):
-            edits = [
-                self._plan_store.transitions.complete_task(plan_id, task, completion.result)
+            parts = [
+                self._plan_store.transitions.build_completion(plan_id, task, completion.result)
                 for completion, task in batch
             ]
             checks: list[Check] = [completion.claim.fence for completion, _ in batch]
-            checks += [check for each in edits for check in each.checks]
-            if await self._plan_store.commit(TxnPart(checks, [op for each in edits for op in each.ops])):
+            checks += [check for each in parts for check in each.checks]
+            if await self._plan_store.commit(TxnPart(checks, [op for each in parts for op in each.ops])):
                 return batch
         for completion, _ in batch:
             await self._complete_alone(completion)

@@ -92,9 +92,9 @@ class ChildPlans:
             child_id: ID of the child plan.
             draft: Entry of its draft.
         """
-        edit = self._plan_store.transitions.start_plan(child_id, draft, PlanRecord.from_bytes(draft.value), now_ms())
+        part = self._plan_store.transitions.build_start(child_id, draft, PlanRecord.from_bytes(draft.value), now_ms())
         waits = replace(task.record, state=TaskState.CHILD, child=child_id, why="")
-        return TxnPart([At(task.entry), *edit.checks], [Put(task.entry.key, waits.to_bytes()), *edit.ops])
+        return TxnPart([At(task.entry), *part.checks], [Put(task.entry.key, waits.to_bytes()), *part.ops])
 
     async def delete_draft(self, child_id: str, draft: Entry) -> None:
         """Delete the draft of a child plan that will not be started."""
@@ -131,7 +131,7 @@ class ChildPlans:
     async def cancel_child(
         self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], task: Task, claim: QueueClaim
     ) -> TxnPart | None:
-        """Start to cancel the child plan of a task, unless the child plan has ended.
+        """Request the cancellation of a task's child plan. Cancel the task itself once the child plan has ended.
 
         Args:
             plan_id: ID of the plan of the task.
@@ -144,13 +144,13 @@ class ChildPlans:
         plan_store, child_id = self._plan_store, task.record.child
         found = await read_plan_or_none(plan_store, child_id)
         if found is None or found[1].state.has_ended:
-            edit = plan_store.transitions.cancel_task(plan_id, stored_plan[0], task)
-            edit.checks.extend([At(found[0])] if found is not None else [])
-            return edit
+            part = plan_store.transitions.build_task_cancel(plan_id, stored_plan[0], task)
+            part.checks.extend([At(found[0])] if found is not None else [])
+            return part
         entry, child = found
         if child.state is PlanState.READY:
             await plan_store.commit(
-                plan_store.transitions.begin_cancel(child_id, entry, child, PlanState.CANCELLED), claim.fence
+                plan_store.transitions.build_cancel_start(child_id, entry, child, PlanState.CANCELLED), claim.fence
             )
         return None
 
@@ -173,14 +173,14 @@ class ChildPlans:
             return None
         entry, child = found
         waits = replace(task.record, state=TaskState.CHILD, attempts=0, why="")
-        edit = plan_store.transitions.reactivate_task(plan_id, stored_plan[0], task, waits)
+        part = plan_store.transitions.build_reactivation(plan_id, stored_plan[0], task, waits)
         if child.state in _ENDED_BADLY:
-            more = plan_store.transitions.begin_recovery(child_id, entry, child)
-            return TxnPart([*edit.checks, *more.checks], [*edit.ops, *more.ops])
-        edit.checks.append(At(entry))
+            more = plan_store.transitions.build_recovery_start(child_id, entry, child)
+            return TxnPart([*part.checks, *more.checks], [*part.ops, *more.ops])
+        part.checks.append(At(entry))
         if child.state is PlanState.COMPLETED and item is None:
-            edit.ops.extend(plan_store.transitions.create_item_ops(plan_id, stored_plan[1], task.name, task.record))
-        return edit
+            part.ops.extend(plan_store.transitions.build_item_ops(plan_id, stored_plan[1], task.name, task.record))
+        return part
 
 
 def _failed(why: str) -> Outcome:
@@ -248,7 +248,7 @@ class PlanControl:
             if not names:
                 wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
                 if await plan_store.commit(
-                    plan_store.transitions.finish_cancel(entry, plan, now_ms()).merge(wakeup), claim.fence
+                    plan_store.transitions.build_cancel_end(entry, plan, now_ms()).merge(wakeup), claim.fence
                 ):
                     return
                 continue
@@ -260,50 +260,50 @@ class PlanControl:
 
     async def _cancel_task(self, claim: QueueClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
         """Cancel one task. Return whether it is canceled; False if it or its child plan is still running."""
-        edit = self._plan_store.transitions.cancel_task(plan_id, entry, task)
+        part = self._plan_store.transitions.build_task_cancel(plan_id, entry, task)
         if task.record.state is TaskState.CHILD:
             ended = await self._children.cancel_child(plan_id, (entry, plan), task, claim)
             if ended is None:
                 return False
-            edit = ended
+            part = ended
         if task.record.state in (TaskState.READY, TaskState.CHILD):
             sort_key = self._plan_store.transitions.get_sort_key(plan, task.record)
             item = await ask(self._plan_store.queue.find, PARTITION, sort_key, item_id(plan_id, task.name))
-            self._add_item_removal(edit, item, sort_key, item_id(plan_id, task.name))
+            self._add_item_removal(part, item, sort_key, item_id(plan_id, task.name))
         elif task.record.state is not TaskState.WAITING:
             return False
-        return await self._plan_store.commit(edit, claim.fence)
+        return await self._plan_store.commit(part, claim.fence)
 
-    def _add_item_removal(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
+    def _add_item_removal(self, part: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
         """Add the removal of a task's unclaimed queue item to a transaction, or a check that there is still no such
         item.
 
         Args:
-            edit: Checks and writes of the transaction; this call extends them.
+            part: Checks and writes of the transaction; this call extends them.
             item: The item as it was found; None if there was none.
             sort_key: Sort key of the item.
             name: ID of the item.
         """
         if item is None:
-            edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
+            part.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
             return
         checks, ops = self._plan_store.queue.removal_ops(item)
-        edit.checks.extend(checks)
-        edit.ops.extend(ops)
+        part.checks.extend(checks)
+        part.ops.extend(ops)
 
-    def _add_item_check(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
-        """Add a check to a transaction that an unclaimed queue item is unchanged, or that there is still no such item.
+    def _add_item_check(self, part: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
+        """Add a check that an unclaimed queue item is unchanged, or still does not exist.
 
         Args:
-            edit: Checks and writes of the transaction; this call extends the checks.
+            part: Checks and writes of the transaction; this call extends the checks.
             item: The item as it was found; None if there was none.
             sort_key: Sort key of the item.
             name: ID of the item.
         """
         if item is not None:
-            edit.checks.extend(self._plan_store.queue.removal_ops(item)[0])
-        elif not any(op.key.endswith(f"/{name}") and isinstance(op, Create) for op in edit.ops):
-            edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
+            part.checks.extend(self._plan_store.queue.removal_ops(item)[0])
+        elif not any(op.key.endswith(f"/{name}") and isinstance(op, Create) for op in part.ops):
+            part.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
 
     # Recovering
 
@@ -323,7 +323,7 @@ class PlanControl:
                 if task.record.state.is_unsuccessful:
                     await self._reset_task(claim, plan_id, (entry, plan), task)
             check_held(claim)
-            await plan_store.commit(plan_store.transitions.end_recovery(entry, plan), claim.fence)
+            await plan_store.commit(plan_store.transitions.build_recovery_end(entry, plan), claim.fence)
         await self._make_runnable_tasks_ready(plan_id, (entry, plan))
 
     async def _reset_task(self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
@@ -341,12 +341,12 @@ class PlanControl:
             await self._children.build_child_recovery(plan_id, stored_plan, task, item) if task.record.child else None
         )
         if again is not None:
-            edit = again
-            self._add_item_check(edit, item, sort_key, name)
+            part = again
+            self._add_item_check(part, item, sort_key, name)
         else:
-            edit = plan_store.transitions.reset_task(plan_id, entry, task)
-            self._add_item_removal(edit, item, sort_key, name)
-        await plan_store.commit(edit, claim.fence)
+            part = plan_store.transitions.build_reset(plan_id, entry, task)
+            self._add_item_removal(part, item, sort_key, name)
+        await plan_store.commit(part, claim.fence)
         found = await plan_store.read_tasks(plan_id, [task.name])
         now = await ask(plan_store.store.get, entry.key)
         if found and found[0].record.state.is_unsuccessful and now is not None and now.version == entry.version:

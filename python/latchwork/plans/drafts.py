@@ -99,7 +99,7 @@ async def write_draft(
     entry, is_new = begun
     try:
         stored = await _store_large_args(plan_store, plan_id, tasks)
-        await _write_tasks(plan_store, plan_store.transitions.write_tasks(plan_id, stored.items()), is_new=is_new)
+        await _write_tasks(plan_store, plan_store.transitions.build_task_writes(plan_id, stored.items()), is_new=is_new)
     except Exception as error:
         await delete_draft(plan_store, plan_id, plan.nonce)
         if isinstance(error, Conflict):  # the key that is bound to the session is gone
@@ -120,11 +120,11 @@ async def _create_draft(
         Conflict: One of ``checks`` failed.
         OutcomeUnknown: All attempts failed.
     """
-    store, edit = plan_store.store, plan_store.transitions.create_draft(plan_id, plan, session)
+    store, part = plan_store.store, plan_store.transitions.build_draft(plan_id, plan, session)
     trouble: LatchworkError = OutcomeUnknown(f"it is unknown whether plan {plan_id!r} was created; start it again")
     for _ in range(_TRIES):
         try:
-            done: Committed = await ask(store.commit, [*edit.checks, *checks], edit.ops)
+            done: Committed = await ask(store.commit, [*part.checks, *checks], part.ops)
         except Conflict as error:
             if any(each in error.failed for each in checks):
                 raise
@@ -182,14 +182,14 @@ async def _store_large_args(
     return stored
 
 
-async def _write_tasks(plan_store: PlanStore, edits: list[TxnPart], *, is_new: bool) -> None:
+async def _write_tasks(plan_store: PlanStore, parts: list[TxnPart], *, is_new: bool) -> None:
     in_flight: deque[tuple[TxnPart, Future[Committed]]] = deque()
     try:
-        for edit in edits:
+        for part in parts:
             if len(in_flight) >= _IN_FLIGHT:
                 await _finish_write(plan_store, *in_flight.popleft())
-            ops = edit.ops if is_new else [_as_put(op) for op in edit.ops]
-            in_flight.append((edit, plan_store.store.start_call("commit", edit.checks, ops)))
+            ops = part.ops if is_new else [_as_put(op) for op in part.ops]
+            in_flight.append((part, plan_store.store.start_call("commit", part.checks, ops)))
         while in_flight:
             await _finish_write(plan_store, *in_flight.popleft())
     finally:
@@ -198,11 +198,11 @@ async def _write_tasks(plan_store: PlanStore, edits: list[TxnPart], *, is_new: b
                 await PendingCall(future)
 
 
-async def _finish_write(plan_store: PlanStore, edit: TxnPart, future: Future[Committed]) -> None:
+async def _finish_write(plan_store: PlanStore, part: TxnPart, future: Future[Committed]) -> None:
     try:
         await PendingCall(future)
     except OutcomeUnknown:  # repeat it in either case: no other client writes these keys
-        await ask(plan_store.store.commit, edit.checks, [_as_put(op) for op in edit.ops])
+        await ask(plan_store.store.commit, part.checks, [_as_put(op) for op in part.ops])
 
 
 def _as_put(op: Op) -> Op:
@@ -217,9 +217,9 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
         plan = _decode_own_plan(plan_id, entry, nonce)
         if plan.state is not PlanState.DRAFT:
             return
-        edit = plan_store.transitions.start_plan(plan_id, entry, plan, now_ms())
+        part = plan_store.transitions.build_start(plan_id, entry, plan, now_ms())
         try:
-            await ask(plan_store.store.commit, edit.checks, edit.ops)
+            await ask(plan_store.store.commit, part.checks, part.ops)
         except OutcomeUnknown:
             continue
         except Conflict as error:

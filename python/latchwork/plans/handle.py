@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from latchwork._base.event import Signal
 from latchwork.drawing import Edge, Graph, GraphNode
 from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, WaitTimeout
-from latchwork.plans.builder import Ref, check_call, check_task_name, generate_task_name
+from latchwork.plans.builder import Ref, build_call, check_task_name, generate_task_name
 from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTask, WrongState
 from latchwork.plans.keys import PARTITION, split_item_id
 from latchwork.plans.plan_store import PlanStore
@@ -270,7 +270,7 @@ class PlanHandle:
         await self._change_state(PlanState.CANCELLING, (PlanState.READY,), self._cancel_ops)
 
     def _cancel_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
-        return self._plan_store.transitions.begin_cancel(self.id, entry, plan, PlanState.CANCELLED)
+        return self._plan_store.transitions.build_cancel_start(self.id, entry, plan, PlanState.CANCELLED)
 
     @driven
     async def recover(self) -> None:
@@ -282,7 +282,7 @@ class PlanHandle:
         await self._change_state(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovery_ops)
 
     def _recovery_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
-        return self._plan_store.transitions.begin_recovery(self.id, entry, plan)
+        return self._plan_store.transitions.build_recovery_start(self.id, entry, plan)
 
     @driven
     async def remove(self) -> None:
@@ -304,7 +304,7 @@ class PlanHandle:
             await remove_damaged_plan(self._plan_store, self.id)
 
     def _removal_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
-        return self._plan_store.transitions.begin_removal(self.id, entry, plan)
+        return self._plan_store.transitions.build_removal_start(self.id, entry, plan)
 
     async def _change_state(
         self, target: PlanState, allowed: tuple[PlanState, ...], build_change: Callable[[Entry, PlanRecord], TxnPart]
@@ -326,9 +326,9 @@ class PlanHandle:
             if plan.state not in allowed:
                 states = " or ".join(each.value for each in allowed)
                 raise WrongState(f"plan {self.id!r} is {plan.state.value}; this operation needs state {states}")
-            edit = build_change(entry, plan)
+            part = build_change(entry, plan)
             try:
-                await ask(self._plan_store.store.commit, edit.checks, edit.ops)
+                await ask(self._plan_store.store.commit, part.checks, part.ops)
             except OutcomeUnknown:
                 sent = plan.generation + 1
             except Conflict:
@@ -359,7 +359,7 @@ class PlanHandle:
             WrongState: The plan is not running.
             ValueError: More than 30 of its dependencies are not done.
         """
-        call = check_call(
+        call = build_call(
             self._functions,
             self._payloads,
             fn,
@@ -386,11 +386,11 @@ class PlanHandle:
             number = plan.tasks + count - 1 + skipped
             chosen = given or sent or generate_task_name(number, lambda _: False)
             record = replace(call.to_record(number), args=b"" if at is not None else template, args_at=at, nonce=nonce)
-            edit = self._plan_store.transitions.add_task(
+            part = self._plan_store.transitions.build_addition(
                 self.id, entry, plan, name=chosen, task=record, deps=deps, addition_count=count
             )
             try:
-                await ask(self._plan_store.store.commit, edit.checks, edit.ops)
+                await ask(self._plan_store.store.commit, part.checks, part.ops)
             except Conflict:
                 if await self._was_added_by(chosen, nonce):
                     return Ref(chosen, self.id)
@@ -429,10 +429,10 @@ def _task_name(task: Ref | str) -> str:
 def _wait_while(
     mirror: Mirror, key: str, created_entry: Entry | None, condition: Callable[[Entry], bool], timeout_s: float | None
 ) -> Entry | None:
-    """Wait while a condition holds for the entry of a key.
+    """Wait while a condition holds for a key, until the key is deleted.
 
-    The mirror (a local copy that follows the store) merges changes. It may miss a deletion that is followed by a new
-    creation, so entries that were created later count as a deletion.
+    The mirror (a local copy that follows the store) may miss a deletion that is followed by a new creation. A key that
+    was created again is therefore treated as deleted.
 
     Args:
         mirror: Mirror that contains the key.

@@ -28,7 +28,7 @@ from latchwork.plans.permits import ParallelLimiter
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import EagerClaimer, Propagation, check_held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, decode_item_settings, max_result_bytes
-from latchwork.plans.task_sharding import PeerSharding
+from latchwork.plans.task_sharding import WorkerSharding
 from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
 from latchwork.plans.wakeups import is_plan_ending
 from latchwork.primitives import QueueClaim, QueueItem, TakerShard
@@ -206,7 +206,7 @@ class PlanHooks(WorkerHooks):
         failed: Callable[[str, str, Failure], object],
         children: ChildPlans,
         limits: ParallelLimiter,
-        peers: PeerSharding,
+        peers: WorkerSharding,
         claimer: EagerClaimer,
         runs: CallTracker,
         stop: Signal,
@@ -255,12 +255,12 @@ class PlanHooks(WorkerHooks):
     # Claiming
 
     def partitions(self) -> Sequence[str]:
-        """Begin a search for items, and return the only partition of the queue."""
+        """Return the partitions to search, which is always the one partition of the queue. Called once per search."""
         self._limits.begin_search()
         return (PARTITION,)
 
     def get_preferred_shard(self, lane: str) -> TakerShard:  # noqa: ARG002 - there is one
-        """Return the part of the items (shard) from which this worker takes items first."""
+        """Return the shard of the queue that this worker searches first: its share among the workers of these plans."""
         return self._peers.get_shard()
 
     def should_claim(self, item: QueueItem) -> bool:
@@ -291,8 +291,10 @@ class PlanHooks(WorkerHooks):
         return (At(known[0]),), () if most is None else self._limits.reserve_permit(plan_id, most, item.path)
 
     def on_claim_refused(self, item: QueueItem) -> bool:
-        """Cancel the reservation of a permit for an item whose claim was refused. Return whether to search for items
-        again.
+        """Give back the permit that was reserved for an item whose claim was refused.
+
+        Returns:
+            Whether to search the queue again.
         """
         return self._limits.on_claim_refused(item.path)
 
@@ -325,16 +327,16 @@ class PlanHooks(WorkerHooks):
 
     @driven
     async def prepare_claims(self, claims: Sequence[QueueClaim]) -> None:
-        """Read the tasks of new claims and the results that their calls need, in few requests.
+        """Prefetch the records of newly claimed tasks and the results of their dependencies, in few requests.
 
-        Reads nothing for tasks that the transactions of their claims have written. If they need results that are not
-        cached, ``_make_call`` reads these.
+        A task that was claimed in the transaction that made it ready is not read: its record is known. ``_make_call``
+        reads the results that such a task is missing.
         """
         wanted: dict[QueueClaim, tuple[str, str, list[str]]] = {}
         for claim in claims:
             if split_item_id(claim.item.id)[1].startswith(_CONTROL):
                 continue
-            entry = self._claimer.pop_written_entry(claim)
+            entry = self._claimer.pop_written_task_entry(claim)
             if entry is not None:
                 self._reads[claim] = ([], entry, [])
             else:
@@ -360,9 +362,7 @@ class PlanHooks(WorkerHooks):
         return plan_id, name, [each for each in names if each not in kept]
 
     def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return the call to run for a claim. Its arguments are read later, in the thread of the slot, which may use
-        the store.
-        """
+        """Return the run for a claim. The run reads its arguments in its own thread, where it may use the store."""
         self._limits.assign_permit(claim)
         plan_id, task = split_item_id(claim.item.id)
         timeout_s = decode_item_settings(claim.value).timeout_s
@@ -424,7 +424,7 @@ class PlanHooks(WorkerHooks):
     # Ending
 
     def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
-        """Return the write that releases the permit of a claim whose plan has ``max_parallel``."""
+        """Return the write that frees the ``max_parallel`` permit of a claim. Empty if the plan has no such limit."""
         return self._limits.build_release_ops(claim)
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
@@ -439,9 +439,10 @@ class PlanHooks(WorkerHooks):
 
     @driven
     async def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """Complete a call: write all consequences of its outcome, and return how its claim ends.
+        """Store the consequences of a finished task, and return how to end its claim.
 
-        The consequences are written before the queue item is deleted, or in the same transaction.
+        The consequences are stored before the queue item is deleted, or in the same transaction: the task's result or
+        failure, tasks that become ready or are skipped, and the end of the plan. Retries while the store is down.
         """
         self._runs.remove(claim)
         backoff = Backoff()
@@ -501,8 +502,8 @@ class PlanHooks(WorkerHooks):
             return await self._finish_task(claim, plan_id, name, Outcome.from_exception(error, is_final=True))
         self._contexts[claim] = replace(context, child=child)
         check_held(claim)
-        edit = self._children.build_child_start(found[0], *child)
-        return Done(tuple(edit.checks), tuple(edit.ops))
+        part = self._children.build_child_start(found[0], *child)
+        return Done(tuple(part.checks), tuple(part.ops))
 
     async def _finish_parent_task(
         self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task
@@ -524,8 +525,8 @@ class PlanHooks(WorkerHooks):
         if not outcome.is_success:
             return await self._fail(claim, plan_id, stored_plan, task, outcome)
         result = await self._plan_store.encode_result_value(plan_id, outcome.to_bytes(), max_result_bytes(task))
-        edit = self._plan_store.transitions.complete_task(plan_id, task, result).merge(check)
-        await self._commit(edit.checks, edit.ops, claim)
+        part = self._plan_store.transitions.build_completion(plan_id, task, result).merge(check)
+        await self._commit(part.checks, part.ops, claim)
         return None
 
     async def _get_result_value(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
@@ -579,8 +580,8 @@ class PlanHooks(WorkerHooks):
             What to do with the queue item, such as to delete it; None if the task must be read again.
         """
         result = await self._get_result_value(claim, plan_id, task, outcome)
-        edit = self._plan_store.transitions.complete_task(plan_id, task, result)
-        if not await self._commit(edit.checks, edit.ops, claim):
+        part = self._plan_store.transitions.build_completion(plan_id, task, result)
+        if not await self._commit(part.checks, part.ops, claim):
             return None
         await self._propagation.update_successors(plan_id, stored_plan, task)
         await self._propagation.complete_plan(plan_id)
@@ -594,18 +595,20 @@ class PlanHooks(WorkerHooks):
         assert failure is not None
         self._on_failed(plan_id, task.name, failure)
         if plan.state is PlanState.CANCELLING:
-            edit = self._plan_store.transitions.cancel_task(plan_id, entry, task)
-            return Done(tuple(edit.checks), tuple(edit.ops))
+            part = self._plan_store.transitions.build_task_cancel(plan_id, entry, task)
+            return Done(tuple(part.checks), tuple(part.ops))
         attempt = task.record.attempts + 1
         if attempt < task.record.retry.attempts and not failure.is_final and is_retryable(task, failure):
-            edit = self._plan_store.transitions.record_failed_attempt(task, failure.summary)
-            if await self._commit(edit.checks, [*edit.ops, *self._limits.build_release_ops(claim)], claim):
-                self._limits.on_permit_released(claim)  # a task that pauses holds no permit
+            part = self._plan_store.transitions.build_failed_attempt(task, failure.summary)
+            if await self._commit(part.checks, [*part.ops, *self._limits.build_release_ops(claim)], claim):
+                self._limits.on_permit_released_early(claim)  # a task that pauses holds no permit
                 return Release(failure.summary[:200], after_s=task.record.retry.to_retry().pause_s(attempt))
             return None
         result = await self._get_result_value(claim, plan_id, task, outcome)
-        edit = self._plan_store.transitions.fail_task(plan_id, entry, plan, task, reason=failure.summary, result=result)
-        await self._commit(edit.checks, edit.ops, claim)
+        part = self._plan_store.transitions.build_failure(
+            plan_id, entry, plan, task, reason=failure.summary, result=result
+        )
+        await self._commit(part.checks, part.ops, claim)
         return None
 
     async def _commit(self, checks: Sequence[Check], ops: Sequence[Op], claim: QueueClaim) -> bool:

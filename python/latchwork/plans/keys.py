@@ -81,8 +81,9 @@ class Keys:
         return f"{self.drafts}/{plan}"
 
     def additions_key(self, plan: str) -> str:
-        """Return the key that each added task rewrites. A check of it notices a task that is added while its plan
-        completes.
+        """Return the key that is rewritten whenever a task is added to a running plan.
+
+        The transaction that ends the plan checks its version, so that it fails if a task was added in the meantime.
         """
         return f"{self.name}/adds/{plan}"
 
@@ -94,13 +95,13 @@ class Keys:
         """Return the key of a task's record."""
         return f"{self.all_tasks}/{plan}/{task}"
 
-    def todo_prefix(self, plan: str) -> str:
-        """Return the key prefix of all todo keys of a plan. There is one for each task that has not ended."""
+    def unfinished_prefix(self, plan: str) -> str:
+        """Return the key prefix of a plan's unfinished tasks. Each has a key below it until it ends."""
         return f"{self.name}/todo/{plan}"
 
-    def todo_key(self, plan: str, task: str) -> str:
+    def unfinished_key(self, plan: str, task: str) -> str:
         """Return the key that exists until a task has ended."""
-        return f"{self.todo_prefix(plan)}/{crc32(task.encode()) % _TODO_BUCKETS:02x}/{task}"
+        return f"{self.unfinished_prefix(plan)}/{crc32(task.encode()) % _TODO_BUCKETS:02x}/{task}"
 
     def results_prefix(self, plan: str) -> str:
         """Return the key prefix of a plan's results."""
@@ -127,7 +128,7 @@ class Keys:
         """Return the prefixes of all keys of a plan except its record."""
         return [
             self.tasks_prefix(plan),
-            self.todo_prefix(plan),
+            self.unfinished_prefix(plan),
             self.results_prefix(plan),
             self.blobs_prefix(plan),
             f"{self.permits}/{plan}",

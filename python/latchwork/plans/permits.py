@@ -54,7 +54,7 @@ class ParallelLimiter:
         self.has_blocked_items = False
 
     def begin_search(self) -> None:
-        """Begin a search for items. Cancel the reservations of the last search that were not used."""
+        """Begin a search of the queue. Give back the permits that the last search reserved for items not claimed."""
         with self._mutex:
             for key in self._chosen.values():
                 self._new.pop(key, None)
@@ -102,14 +102,13 @@ class ParallelLimiter:
         return [key for key in keys if key not in self._permits and self._new.get(key, 0.0) <= now]
 
     def on_claim_refused(self, item_path: str) -> bool:
-        """Cancel the reservation of a permit after the claim of an item was refused.
+        """Give back the permit that was reserved for an item whose claim was refused.
 
         Args:
             item_path: Path of the queue item.
-
         Returns:
-            Whether to search for items again, because there was a reservation. The permit may be free now, which the
-                mirror may not report.
+            Whether to search the queue again: True if a permit was reserved. Another task may use the permit now, and
+            the mirror does not report that.
         """
         with self._mutex:
             key = self._chosen.pop(item_path, None)
@@ -141,23 +140,24 @@ class ParallelLimiter:
         Returns:
             Whether to search for items again that were skipped because their plan had no free permit.
         """
-        return self._mark_permit_free(self._held.pop(claim, None))
+        return self._forget_permit(self._held.pop(claim, None))
 
-    def on_permit_released(self, claim: QueueClaim) -> None:
-        """Forget the permit of a claim that has released it early and continues. Another worker may get the permit
-        before the claim ends.
+    def on_permit_released_early(self, claim: QueueClaim) -> None:
+        """Forget the permit of a claim that has already deleted it, although the claim goes on.
+
+        A task that waits for its retry has no permit, so that another task can run in the meantime.
         """
-        if self._mark_permit_free(self._held.pop(claim, None)):
+        if self._forget_permit(self._held.pop(claim, None)):
             self.request_search()
 
-    def _mark_permit_free(self, key: str | None) -> bool:
-        """Mark a permit, which allows one running task of a plan, as free.
+    def _forget_permit(self, key: str | None) -> bool:
+        """Forget a permit that was deleted.
 
         Args:
             key: The key of the permit. None does nothing.
-
         Returns:
-            Whether to search for items again. The mirror may miss a permit that was held only briefly.
+            Whether to search the queue again, because items were skipped for want of a permit. The mirror does not
+            report a permit that was held only briefly.
         """
         with self._mutex:
             return key is not None and self._new.pop(key, None) is not None and self.has_blocked_items

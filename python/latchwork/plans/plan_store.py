@@ -108,7 +108,7 @@ class PlanStore:
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
             some = names[at : at + _TOGETHER]
-            entries = await ask(self.store.get_many, [self.keys.todo_key(plan_id, name) for name in some])
+            entries = await ask(self.store.get_many, [self.keys.unfinished_key(plan_id, name) for name in some])
             found.update(name for name, entry in zip(some, entries, strict=True) if entry is not None)
         return found
 
@@ -147,18 +147,18 @@ class PlanStore:
 
     async def has_unfinished_tasks(self, plan_id: str) -> bool:
         """Return whether any task of the plan has not ended."""
-        return bool(await ask(self.store.list, self.keys.todo_prefix(plan_id), recursive=True, limit=1))
+        return bool(await ask(self.store.list, self.keys.unfinished_prefix(plan_id), recursive=True, limit=1))
 
     async def list_unfinished_tasks(self, plan_id: str, limit: int) -> list[str]:
         """Return the names of up to ``limit`` tasks that have not ended."""
-        entries = await ask(self.store.list, self.keys.todo_prefix(plan_id), recursive=True, limit=limit)
+        entries = await ask(self.store.list, self.keys.unfinished_prefix(plan_id), recursive=True, limit=limit)
         return [entry.key.rpartition("/")[2] for entry in entries]
 
-    async def commit(self, edit: TxnPart, *fences: Check) -> bool:
+    async def commit(self, part: TxnPart, *fences: Check) -> bool:
         """Commit checks and writes together with fences that the caller holds.
 
         Args:
-            edit: The checks and writes.
+            part: The checks and writes.
             fences: Checks that the caller still owns its claims.
         Returns:
             Whether they were committed. After False, a check failed or the answer was lost: read and decide again.
@@ -166,7 +166,7 @@ class PlanStore:
             OwnershipLost: One of the fences no longer holds, so nothing was written, and a retry would be refused too.
         """
         try:
-            await ask(self.store.commit, [*fences, *edit.checks], edit.ops)
+            await ask(self.store.commit, [*fences, *part.checks], part.ops)
         except Conflict as error:
             if any(fence in error.failed for fence in fences):
                 raise OwnershipLost(f"a claim has ended; nothing was written: {error}") from error

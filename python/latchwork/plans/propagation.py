@@ -42,15 +42,16 @@ class EagerClaims:
 
     puts: dict[str, CreateClaimed] = field(default_factory=dict)
 
-    def create_item_ops(self) -> dict[str, Sequence[Op]]:
-        """Return the writes that create the claimed queue items, by task name."""
+    def build_item_ops(self) -> dict[str, Sequence[Op]]:
+        """Return the writes that create and claim the queue item of each task, by task name."""
         return {name: put.ops for name, put in self.puts.items()}
 
     def to_claims(self, committed: Committed | None) -> list[QueueClaim]:
-        """Return the claims after the commit. After a lost answer there are none; the next search finds the claims.
+        """Return the claims that the transaction has made.
 
         Args:
-            committed: Result of the commit; None if it is not known.
+            committed: Result of the commit; None if the answer was lost. Then no claim is returned: the worker's next
+                search of the queue finds the claims if the transaction was committed.
         """
         claims = []
         for put in self.puts.values():
@@ -67,7 +68,7 @@ NO_CLAIMS = EagerClaims()
 
 
 class EagerClaimer:
-    """Chooses the tasks that this worker claims in the transaction that makes them ready.
+    """Claims tasks for this worker in the same transaction that makes them ready (eager claims).
 
     Only the thread that completes tasks chooses. The thread that learns of a commit runs its claims.
 
@@ -87,9 +88,8 @@ class EagerClaimer:
         self.free_slots: Callable[[], int] = int
         self.start_runs: Callable[[Sequence[QueueClaim]], object] = bool
 
-    def bind_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
-        """Return an object that chooses tasks of one plan to claim in the transaction that makes them ready, and runs
-        them.
+    def for_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
+        """Return a claimer for the tasks of one plan.
 
         Args:
             plan_id: ID of the plan.
@@ -99,11 +99,11 @@ class EagerClaimer:
         return PlanClaimer(self, plan_id, entry, plan)
 
     def run_claims(self, eager_claims: EagerClaims, committed: Committed | None) -> None:
-        """Run the tasks that a transaction has claimed. They need not be read: the transaction wrote their records.
+        """Run the tasks that a transaction has claimed. Their records are known, because the transaction wrote them.
 
         Args:
             eager_claims: The claims of the transaction.
-            committed: Result of the commit; None if it is not known.
+            committed: Result of the commit; None if the answer was lost.
         """
         claims = eager_claims.to_claims(committed)
         if committed is None or not claims:
@@ -113,19 +113,22 @@ class EagerClaimer:
             self._written[claim] = written[self._plan_store.keys.task_key(*split_item_id(claim.item.id))]
         self.start_runs(claims)
 
-    def pop_written_entry(self, claim: QueueClaim) -> Entry | None:
-        """Return the entry of a claim's task, and forget it. None unless the transaction of the claim wrote
-        the task.
+    def pop_written_task_entry(self, claim: QueueClaim) -> Entry | None:
+        """Return the entry of a task's record as the transaction of its eager claim wrote it, and forget it.
+
+        Returns:
+            None if the task was claimed in another way.
         """
         return self._written.pop(claim, None)
 
     def on_outcome_unknown(self, plan_id: str, eager_claims: EagerClaims) -> None:
-        """Remember claims whose transaction may or may not have been committed."""
+        """Remember the eager claims of a transaction whose outcome is unknown."""
         self._in_doubt.setdefault(plan_id, []).append(eager_claims)
 
     def drop_unconfirmed_claims(self, plan_id: str) -> None:
-        """Forget the claims of a plan whose transactions had an unknown outcome, because these can no longer be
-        committed.
+        """Forget the eager claims of transactions whose outcome was unknown.
+
+        Call it when these transactions can no longer be committed.
         """
         for eager_claims in self._in_doubt.pop(plan_id, ()):
             eager_claims.to_claims(None)
@@ -133,11 +136,13 @@ class EagerClaimer:
     def choose_claims(
         self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], tasks: Iterable[Task], *, already_chosen: int = 0
     ) -> EagerClaims:
-        """Choose the tasks that this worker claims, out of the tasks that are about to become ready.
+        """Choose which of these tasks this worker claims in the transaction that makes them ready.
+
+        Chooses as many as there are free slots, and none in a plan with ``max_parallel``.
 
         Args:
             plan_id: ID of the plan.
-            stored_plan: The plan as it is checked when the tasks become ready.
+            stored_plan: Entry and record of the plan. The transaction checks that they have not changed.
             tasks: Tasks in order of preference.
             already_chosen: Number of claims that were just chosen and are not committed yet.
         """
@@ -167,7 +172,7 @@ class PlanClaimer:
     plan: PlanRecord
 
     def choose_claims(self, tasks: Iterable[Task]) -> EagerClaims:
-        """Choose the tasks that this worker claims, out of tasks that are about to become ready."""
+        """Choose which of these tasks this worker claims in the transaction that makes them ready."""
         return self.claimer.choose_claims(self.plan_id, (self.entry, self.plan), tasks)
 
     def on_committed(self, eager_claims: EagerClaims, committed: Committed) -> None:
@@ -181,9 +186,7 @@ class PlanClaimer:
             self.claimer.run_claims(eager_claims, committed)
 
     def on_outcome_unknown(self, eager_claims: EagerClaims) -> None:
-        """Remember claims whose transaction may or may not have been committed. See
-        ``EagerClaimer.drop_unconfirmed_claims``.
-        """
+        """Remember the eager claims of a transaction whose outcome is unknown."""
         self.claimer.on_outcome_unknown(self.plan_id, eager_claims)
 
 
@@ -273,12 +276,12 @@ class Propagation:
             Conflict: A check failed, so no task became ready.
             OutcomeUnknown: The answer was lost.
         """
-        items = eager_claims.create_item_ops()
-        edits = [
-            self._plan_store.transitions.make_ready(plan_id, stored_plan, each, items.get(each.name)) for each in tasks
+        items = eager_claims.build_item_ops()
+        parts = [
+            self._plan_store.transitions.build_ready(plan_id, stored_plan, each, items.get(each.name)) for each in tasks
         ]
-        checks = list(dict.fromkeys(check for each in edits for check in each.checks))
-        ops = list(dict.fromkeys(op for each in edits for op in each.ops))
+        checks = list(dict.fromkeys(check for each in parts for check in each.checks))
+        ops = list(dict.fromkeys(op for each in parts for op in each.ops))
         done: Committed = await ask(self._plan_store.store.commit, checks, ops)
         return done
 
@@ -298,7 +301,7 @@ class Propagation:
             ]
             if not found or not await self._plan_store.find_ready_tasks(plan_id, stored_plan[1], found, set()):
                 return
-            if await self._plan_store.commit(self._plan_store.transitions.make_ready(plan_id, stored_plan, found[0])):
+            if await self._plan_store.commit(self._plan_store.transitions.build_ready(plan_id, stored_plan, found[0])):
                 return
 
     async def complete_plan(self, plan_id: str) -> None:
@@ -317,7 +320,7 @@ class Propagation:
                 return
             wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
             if await plan_store.commit(
-                plan_store.transitions.complete_plan(entry, plan, adds, adds_key, now_ms()).merge(wakeup)
+                plan_store.transitions.build_plan_completion(entry, plan, adds, adds_key, now_ms()).merge(wakeup)
             ):
                 return
 
@@ -356,7 +359,7 @@ class Propagation:
                 return task.record.successors
             if task.record.state is not TaskState.WAITING or plan.state not in (PlanState.READY, PlanState.CANCELLING):
                 return ()
-            if await plan_store.commit(plan_store.transitions.skip_task(plan_id, entry, task), claim.fence):
+            if await plan_store.commit(plan_store.transitions.build_skip(plan_id, entry, task), claim.fence):
                 return task.record.successors
 
 

@@ -232,7 +232,7 @@ def max_result_bytes(task: Task | None) -> int:
 
 
 def encode_inline_result(outcome: bytes) -> bytes:
-    """Return the value of a result's key that contains the encoded outcome itself."""
+    """Return the stored value of a small result: the encoded outcome itself. A large one is stored as a blob."""
     return b"=" + outcome
 
 

@@ -93,9 +93,9 @@ async def _remove_child(plan_store: PlanStore, child_id: str, check_held: Callab
     while (found := await read_plan_or_none(plan_store, child_id)) is not None and found[
         1
     ].state is not PlanState.REMOVING:
-        edit = plan_store.transitions.begin_removal(child_id, *found)
-        edit.ops.append(Delete(plan_store.keys.draft_key(child_id)))
-        await plan_store.commit(edit)
+        part = plan_store.transitions.build_removal_start(child_id, *found)
+        part.ops.append(Delete(plan_store.keys.draft_key(child_id)))
+        await plan_store.commit(part)
     await finish_removal(plan_store, child_id, check_held)
 
 
@@ -218,11 +218,11 @@ async def delete_plan_now(plan_store: PlanStore, plan_id: str, entry: Entry | No
         Whether this call deleted the plan. False if the plan has changed or another client deletes it.
     """
     if entry is None:
-        edit = plan_store.transitions.reserve_id(plan_id, plan)
+        part = plan_store.transitions.build_id_reservation(plan_id, plan)
     else:
-        edit = plan_store.transitions.begin_removal(plan_id, entry, plan)
-        edit.ops.append(Delete(plan_store.keys.draft_key(plan_id)))
-    return await plan_store.commit(edit) and await finish_removal(plan_store, plan_id)
+        part = plan_store.transitions.build_removal_start(plan_id, entry, plan)
+        part.ops.append(Delete(plan_store.keys.draft_key(plan_id)))
+    return await plan_store.commit(part) and await finish_removal(plan_store, plan_id)
 
 
 def plan_expiry_ms(plan: PlanRecord) -> float | None:

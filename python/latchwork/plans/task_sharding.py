@@ -14,7 +14,7 @@ from latchwork.primitives import TakerShard
 from latchwork.store import Mirror, Session, Store
 
 
-class PeerSharding:
+class WorkerSharding:
     """Divides the tasks into shards, one per worker, so that workers rarely compete for the same task. Thread-safe.
 
     Args:
@@ -35,8 +35,10 @@ class PeerSharding:
         store.put(self._key, b"", session=self._session)
 
     def get_shard(self) -> TakerShard:
-        """Return the part of the tasks that this worker prefers, which its rank among the workers determines. Empty if
-        this worker is not in the mirror yet.
+        """Return this worker's shard of the tasks, determined by its rank among the workers of these plans.
+
+        Returns:
+            A shard that covers nothing if the mirror does not contain this worker yet.
         """
         try:
             known = sorted(self._workers.snapshot())

@@ -65,7 +65,7 @@ class Transitions:
 
     # Items
 
-    def create_item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
+    def build_item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
         """Return the writes that create the queue item of a ready task."""
         return self._put_item(self.get_sort_key(plan, task), item_id(plan_id, name), encode_item_settings(task))
 
@@ -73,7 +73,7 @@ class Transitions:
         """Return the sort key of a task's queue item."""
         return sort_key(plan.priority, plan.started_ms, task.number)
 
-    def create_control_item_ops(self, plan_id: str, operation: str, generation: int) -> list[Op]:
+    def build_control_item_ops(self, plan_id: str, operation: str, generation: int) -> list[Op]:
         """Return the writes that create the queue item of a control operation.
 
         Args:
@@ -85,10 +85,10 @@ class Transitions:
 
     # Building and starting
 
-    def create_draft(self, plan_id: str, plan: PlanRecord, session: object) -> TxnPart:
-        """Return the writes that create a plan as a draft without tasks.
+    def build_draft(self, plan_id: str, plan: PlanRecord, session: object) -> TxnPart:
+        """Return the writes that create a plan as a draft without tasks. Tasks of a draft do not run.
 
-        A sweep deletes the draft after the session of its builder has ended. The tasks of a draft are not queued.
+        The draft is deleted automatically after the session of its creator has ended.
         """
         return TxnPart(
             [],
@@ -98,28 +98,28 @@ class Transitions:
             ],
         )
 
-    def write_tasks(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[TxnPart]:
+    def build_task_writes(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[TxnPart]:
         """Return the transactions that write the tasks of a draft, as few as possible."""
         check = Exists(self.keys.draft_key(plan_id))
-        edits: list[TxnPart] = []
+        parts: list[TxnPart] = []
         ops: list[Op] = []
         size = 0
         for name, task in tasks:
             record = task.to_bytes()
             unit: list[Op] = [
-                Create(self.keys.todo_key(plan_id, name), b""),
+                Create(self.keys.unfinished_key(plan_id, name), b""),
                 Create(self.keys.task_key(plan_id, name), record),
             ]
             for op in unit:
                 cost = len(getattr(op, "value", b"")) + 2 * len(op.key) + 100
                 if len(ops) >= MAX_WRITES or (ops and size + cost > 900_000):
-                    edits.append(TxnPart([check], ops))
+                    parts.append(TxnPart([check], ops))
                     ops, size = [], 0
                 ops.append(op)
                 size += cost
-        return [*edits, TxnPart([check], ops)] if ops else edits
+        return [*parts, TxnPart([check], ops)] if ops else parts
 
-    def start_plan(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
+    def build_start(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
         """Return the checks and writes that start a complete draft. A worker then makes its first tasks ready."""
         ready = replace(plan, state=PlanState.READY, started_ms=now_ms)
         draft = self.keys.draft_key(plan_id)
@@ -128,31 +128,31 @@ class Transitions:
             [
                 Put(entry.key, ready.to_bytes()),
                 Delete(draft),
-                *self.create_control_item_ops(plan_id, "start", ready.generation),
+                *self.build_control_item_ops(plan_id, "start", ready.generation),
             ],
         )
 
     # Running
 
-    def make_ready(
+    def build_ready(
         self, plan_id: str, stored_plan: StoredPlan, task: Task, item: Sequence[Op] | None = None
     ) -> TxnPart:
-        """Return the checks and writes that make a waiting task ready. All of its dependencies must be done.
+        """Return the checks and writes that move a waiting task to ready. All of its dependencies must be done.
 
         Any worker may do this, because a done task stays done.
 
         Args:
             plan_id: ID of the plan.
-            stored_plan: The plan, read before the dependencies were checked. While it is ready and has no failed task,
-                every task that has ended is done.
+            stored_plan: The plan, read before the caller checked the dependencies. The transaction checks that it has
+                not changed.
             task: The waiting task.
             item: Writes that create and claim its queue item; None creates an unclaimed item.
         """
         ready = task.record.with_state(TaskState.READY)
-        put = self.create_item_ops(plan_id, stored_plan[1], task.name, task.record) if item is None else item
+        put = self.build_item_ops(plan_id, stored_plan[1], task.name, task.record) if item is None else item
         return TxnPart([At(stored_plan[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
 
-    def complete_and_delegate(
+    def build_delegating_completion(
         self,
         plan_id: str,
         stored_plan: StoredPlan | None,
@@ -164,12 +164,12 @@ class Transitions:
         ended_deps: Iterable[str] = (),
         items: Mapping[str, Sequence[Op]] | None = None,
     ) -> TxnPart | None:
-        """Return the checks and writes that complete a task and delegate its successors to another task, which ends
-        later.
+        """Return the checks and writes that complete a task and leave its successors to another unfinished task.
 
-        When this transaction commits, each successor either becomes ready or depends on another task that has not
-        ended. A task without successors needs any other task of the plan that has not ended. So the last task to end
-        never delegates. The caller adds the fence of the claim.
+        When this transaction commits, each successor either becomes ready or depends on another unfinished task
+        (a witness), which makes it ready later. A task without successors needs any unfinished task of the plan as its
+        witness, which ends the plan later. So the last task of a plan to end never delegates. The caller adds a check
+        that it still holds the task's claim.
 
         Args:
             plan_id: ID of the plan.
@@ -188,29 +188,29 @@ class Transitions:
         others = list(witnesses)
         if len(task.record.successors) > MAX_LINKED or not (ready or others):
             return None
-        edit = self.complete_task(plan_id, task, result)
+        part = self.build_completion(plan_id, task, result)
         for each in ready:
             assert stored_plan is not None
-            edit = edit.merge(self.make_ready(plan_id, stored_plan, each, (items or {}).get(each.name)))
-        edit.checks.extend(Absent(self.keys.todo_key(plan_id, each)) for each in ended_deps)
-        edit.checks.extend(Exists(self.keys.todo_key(plan_id, each)) for each in others)
-        checks, ops = list(dict.fromkeys(edit.checks)), list(dict.fromkeys(edit.ops))
+            part = part.merge(self.build_ready(plan_id, stored_plan, each, (items or {}).get(each.name)))
+        part.checks.extend(Absent(self.keys.unfinished_key(plan_id, each)) for each in ended_deps)
+        part.checks.extend(Exists(self.keys.unfinished_key(plan_id, each)) for each in others)
+        checks, ops = list(dict.fromkeys(part.checks)), list(dict.fromkeys(part.ops))
         if sum(len(each.entry.value) for each in ready) > MAX_BYTES // 4:
             return None
         return TxnPart(checks, ops) if max(len(checks), len(ops)) <= MAX_WRITES else None
 
-    def complete_task(self, plan_id: str, task: Task, result: bytes) -> TxnPart:
+    def build_completion(self, plan_id: str, task: Task, result: bytes) -> TxnPart:
         """Return the checks and writes that complete a task and store its result."""
         return TxnPart(
             [At(task.entry)],
             [
                 Put(task.entry.key, task.record.with_state(TaskState.DONE).to_bytes()),
                 Put(self.keys.result_key(plan_id, task.name), result),
-                Delete(self.keys.todo_key(plan_id, task.name)),
+                Delete(self.keys.unfinished_key(plan_id, task.name)),
             ],
         )
 
-    def complete_plan(
+    def build_plan_completion(
         self, entry: Entry, plan: PlanRecord, additions: Entry | None, additions_key: str, now_ms: int
     ) -> TxnPart:
         """Return the checks and writes that end a plan whose tasks have all ended.
@@ -218,8 +218,8 @@ class Transitions:
         Args:
             entry: Entry of the plan.
             plan: Its decoded record.
-            additions: Entry of the key that each added task rewrites, read before the tasks were checked; None if it
-                does not exist. It is checked, so that a task that is added meanwhile is noticed.
+            additions: Entry of the key that is rewritten whenever a task is added, read before the tasks were checked;
+                None if it does not exist. The transaction checks it, and so fails if a task was added meanwhile.
             additions_key: Name of this key.
             now_ms: End time in milliseconds since the epoch.
         """
@@ -229,7 +229,7 @@ class Transitions:
 
     # Failing
 
-    def record_failed_attempt(self, task: Task, reason: str) -> TxnPart:
+    def build_failed_attempt(self, task: Task, reason: str) -> TxnPart:
         """Return the checks and writes that record a failed attempt of a task that will be retried.
 
         Args:
@@ -239,7 +239,7 @@ class Transitions:
         again = replace(task.record, attempts=task.record.attempts + 1, why=reason[:MAX_REASON])
         return TxnPart([At(task.entry)], [Put(task.entry.key, again.to_bytes())])
 
-    def fail_task(
+    def build_failure(
         self, plan_id: str, entry: Entry, plan: PlanRecord, task: Task, *, reason: str, result: bytes
     ) -> TxnPart:
         """Return the checks and writes that fail a task permanently. With ``on_failure="stop"`` they also begin to end
@@ -254,27 +254,27 @@ class Transitions:
             result: Value of the key of its result, which contains the error.
         """
         lost = replace(task.record, state=TaskState.FAILED, attempts=task.record.attempts + 1, why=reason[:MAX_REASON])
-        edit = TxnPart(
+        part = TxnPart(
             [At(task.entry)],
             [
                 Put(task.entry.key, lost.to_bytes()),
                 Put(self.keys.result_key(plan_id, task.name), result),
-                Delete(self.keys.todo_key(plan_id, task.name)),
+                Delete(self.keys.unfinished_key(plan_id, task.name)),
             ],
         )
         stops = plan.on_failure == "stop" and plan.state is PlanState.READY
         if not stops and len(plan.failed) >= MAX_FAILURES:
-            return edit
+            return part
         changed = plan.with_failure(task.name, reason)
-        edit.checks.append(At(entry))
+        part.checks.append(At(entry))
         if stops:
-            more = self.begin_cancel(plan_id, entry, changed, PlanState.FAILED)
-            edit.ops.extend(more.ops)
+            more = self.build_cancel_start(plan_id, entry, changed, PlanState.FAILED)
+            part.ops.extend(more.ops)
         else:
-            edit.ops.append(Put(entry.key, changed.to_bytes()))
-        return edit
+            part.ops.append(Put(entry.key, changed.to_bytes()))
+        return part
 
-    def skip_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
+    def build_skip(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
         """Return the checks and writes that skip a task that can no longer run.
 
         They check the plan, because a recovery makes the task wait again.
@@ -286,15 +286,16 @@ class Transitions:
             [At(entry), At(task.entry)],
             [
                 Put(task.entry.key, task.record.with_state(state).to_bytes()),
-                Delete(self.keys.todo_key(plan_id, task.name)),
+                Delete(self.keys.unfinished_key(plan_id, task.name)),
             ],
         )
 
     # Canceling
 
-    def begin_cancel(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> TxnPart:
-        """Return the checks and writes that start to cancel a plan. No more tasks are claimed, and a control operation
-        will cancel them.
+    def build_cancel_start(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> TxnPart:
+        """Return the checks and writes that mark a plan as being canceled, and queue the cancellation of its tasks.
+
+        No task of the plan is claimed from then on.
 
         Args:
             plan_id: ID of the plan.
@@ -305,61 +306,62 @@ class Transitions:
         changed = replace(plan, state=PlanState.CANCELLING, generation=plan.generation + 1, outcome=outcome)
         return TxnPart(
             [At(entry)],
-            [Put(entry.key, changed.to_bytes()), *self.create_control_item_ops(plan_id, "cancel", changed.generation)],
+            [Put(entry.key, changed.to_bytes()), *self.build_control_item_ops(plan_id, "cancel", changed.generation)],
         )
 
-    def cancel_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
+    def build_task_cancel(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
         """Return the checks and writes that cancel a task that is not running. The caller adds the removal of its queue
         item.
         """
         return self._build_task_end(plan_id, entry, task, TaskState.CANCELLED)
 
-    def finish_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
+    def build_cancel_end(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
         """Return the checks and writes that end a canceled plan. All of its tasks must have ended."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
 
     # Recovering
 
-    def begin_recovery(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """Return the checks and writes that start to recover a plan. No task is claimed until all unsuccessful tasks
-        are waiting again.
+    def build_recovery_start(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
+        """Return the checks and writes that mark a plan as being recovered, and queue its recovery.
+
+        No task of the plan is claimed until all of its unsuccessful tasks are waiting again.
         """
         changed = replace(plan, state=PlanState.RECOVERING, generation=plan.generation + 1, failed=(), ended_ms=0)
         return TxnPart(
             [At(entry)],
-            [Put(entry.key, changed.to_bytes()), *self.create_control_item_ops(plan_id, "recover", changed.generation)],
+            [Put(entry.key, changed.to_bytes()), *self.build_control_item_ops(plan_id, "recover", changed.generation)],
         )
 
-    def reset_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
+    def build_reset(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
         """Return the checks and writes that set an unsuccessful task back to waiting."""
         waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="", child="")
-        return self.reactivate_task(plan_id, entry, task, waits)
+        return self.build_reactivation(plan_id, entry, task, waits)
 
-    def reactivate_task(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> TxnPart:
+    def build_reactivation(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> TxnPart:
         """Return the checks and writes that replace the record of an unsuccessful task and delete its result.
 
         Args:
             plan_id: ID of the plan.
             entry: Entry of the plan.
             task: The task as it was read.
-            record: The new record, in a state that has not ended.
+            record: The new record, which is unfinished.
         """
         return TxnPart(
             [At(entry), At(task.entry)],
             [
                 Put(task.entry.key, record.to_bytes()),
-                Put(self.keys.todo_key(plan_id, task.name), b""),
+                Put(self.keys.unfinished_key(plan_id, task.name), b""),
                 Delete(self.keys.result_key(plan_id, task.name)),
             ],
         )
 
-    def end_recovery(self, entry: Entry, plan: PlanRecord) -> TxnPart:
+    def build_recovery_end(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         """Return the checks and writes that make a recovered plan ready, so that its tasks can be claimed again."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=PlanState.READY).to_bytes())])
 
     # Adding and removing
 
-    def add_task(
+    def build_addition(
         self,
         plan_id: str,
         entry: Entry,
@@ -372,7 +374,8 @@ class Transitions:
     ) -> TxnPart:
         """Return the checks and writes that add a task to a running plan.
 
-        Dependencies that are not done are rewritten, so that their completions notice the new task.
+        Unfinished dependencies are rewritten with the new task as a successor. A completion that read them before
+        conflicts and is retried.
 
         Args:
             plan_id: ID of the plan.
@@ -388,7 +391,7 @@ class Transitions:
         waits = any(dep.record.state.is_live for dep in open_deps)
         state = TaskState.SKIPPED if is_unsuccessful else TaskState.WAITING if waits else TaskState.READY
         record = task.with_state(state)
-        edit = TxnPart(
+        part = TxnPart(
             [At(entry), *(At(dep.entry) for dep in open_deps)],
             [
                 Create(self.keys.task_key(plan_id, name), record.to_bytes()),
@@ -397,14 +400,14 @@ class Transitions:
         )
         for dep in open_deps:
             linked = replace(dep.record, successors=(*dep.record.successors, name))
-            edit.ops.append(Put(dep.entry.key, linked.to_bytes()))
+            part.ops.append(Put(dep.entry.key, linked.to_bytes()))
         if not is_unsuccessful:
-            edit.ops.append(Create(self.keys.todo_key(plan_id, name), b""))
+            part.ops.append(Create(self.keys.unfinished_key(plan_id, name), b""))
         if state is TaskState.READY:
-            edit.ops.extend(self.create_item_ops(plan_id, plan, name, record))
-        return edit
+            part.ops.extend(self.build_item_ops(plan_id, plan, name, record))
+        return part
 
-    def begin_removal(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
+    def build_removal_start(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
         """Return the checks and writes that mark a plan for removal, in any state.
 
         The caller then deletes the plan. If the caller dies, a worker finishes the deletion.
@@ -412,16 +415,17 @@ class Transitions:
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         return TxnPart(
             [At(entry)],
-            [Put(entry.key, changed.to_bytes()), *self.create_control_item_ops(plan_id, "remove", changed.generation)],
+            [Put(entry.key, changed.to_bytes()), *self.build_control_item_ops(plan_id, "remove", changed.generation)],
         )
 
-    def reserve_id(self, plan_id: str, plan: PlanRecord) -> TxnPart:
-        """Return the writes that create a record marked for removal. It reserves the ID while leftover keys of a
-        missing plan are deleted.
+    def build_id_reservation(self, plan_id: str, plan: PlanRecord) -> TxnPart:
+        """Return the writes that reserve the ID of a plan whose record is missing, while its leftover keys are deleted.
+
+        They create a record that is marked for removal.
         """
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         made = Create(self.keys.plan_key(plan_id), changed.to_bytes())
-        return TxnPart([], [made, *self.create_control_item_ops(plan_id, "remove", changed.generation)])
+        return TxnPart([], [made, *self.build_control_item_ops(plan_id, "remove", changed.generation)])
 
 
 def batch_tasks(tasks: Iterable[Task], max_tasks: int) -> list[list[Task]]:

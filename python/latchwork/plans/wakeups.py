@@ -47,8 +47,8 @@ async def read_plan_or_none(plan_store: PlanStore, plan_id: str) -> tuple[Entry,
 async def build_parent_wakeup(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> TxnPart:
     """Return the checks and writes that wake the parent task when its child plan ends or is deleted.
 
-    If the parent task does not wait for the child plan, they check that this stays so: a recovery may make it wait
-    again.
+    If the parent task is not waiting for the child plan, there are no writes, only a check that the task has not
+    changed: a recovery may make it wait again.
 
     Args:
         plan_store: Access to the stored plans.
@@ -63,13 +63,13 @@ async def build_parent_wakeup(plan_store: PlanStore, plan_id: str, plan: PlanRec
     if parent is None or not found:
         return TxnPart([], [])
     task = found[0]
-    edit = TxnPart([At(task.entry)], [])
+    part = TxnPart([At(task.entry)], [])
     if task.record.state is TaskState.CHILD and task.record.child == plan_id:
         key = plan_store.queue.key(
             PARTITION, plan_store.transitions.get_sort_key(parent[1], task.record), item_id(parent_id, name)
         )
         if await ask(plan_store.store.get, key) is not None:
-            edit.checks.append(Exists(key))  # the worker that holds it checks this plan and will retry
+            part.checks.append(Exists(key))  # the worker that holds it checks this plan and will retry
         else:
-            edit.ops.extend(plan_store.transitions.create_item_ops(parent_id, parent[1], name, task.record))
-    return edit
+            part.ops.extend(plan_store.transitions.build_item_ops(parent_id, parent[1], name, task.record))
+    return part

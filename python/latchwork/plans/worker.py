@@ -23,7 +23,7 @@ from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import EagerClaimer, Propagation
 from latchwork.plans.records import PlanRecord
 from latchwork.plans.removal import PlanRetention, next_expiry_ms, sweep_plans
-from latchwork.plans.task_sharding import PeerSharding
+from latchwork.plans.task_sharding import WorkerSharding
 from latchwork.plans.wakeups import is_plan_ending
 from latchwork.primitives import WorkQueue
 from latchwork.schedules.wall_clock import WallClock
@@ -110,7 +110,7 @@ class PlanWorkerSession:
         backlog = WorkQueue(plan_store.store, keys.queue, max_attempts=_NO_LIMIT, session=session, label=config.label)
         propagation = Propagation(plan_store)
         children = ChildPlans(plan_store, config.payloads, session)
-        self.peers = PeerSharding(keys, workers, session)
+        self.peers = WorkerSharding(keys, workers, session)
         claimer = EagerClaimer(plan_store, backlog, session)
         self._hooks = hooks = PlanHooks(
             plan_store,
