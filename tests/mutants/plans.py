@@ -54,8 +54,8 @@ DEFECTS = (
         "Plans",
         "the end of a child plan does not check the waiting task",
         "plans/wakeups.py",
-        "    edit = TxnPart([At(task.entry)], [])\n",
-        "    edit = TxnPart([], [])\n",
+        "    part = TxnPart([At(task.entry)], [])\n",
+        "    part = TxnPart([], [])\n",
         id_of("plans/child_plans", "the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other", on="memory"),
     ),
     Defect(
