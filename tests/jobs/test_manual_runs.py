@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -16,6 +17,7 @@ from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.chunked_set import ChunkNamer, store_set
 from latchwork.jobs.stored.requests import decode_request, decode_result, delete_expired_requests, read_requested_items
 from latchwork.jobs.worker.manual_runs import ManualRuns
+from latchwork.testing import Fault, FaultyStore
 
 YEARLY = Cron("0 3 1 1 *")
 
@@ -225,3 +227,32 @@ def test_a_request_of_another_wall_clock_is_valid_for_its_time(memory, ahead_s):
         assert [each.id for each in manual.find_requests("report", ("a",))] == ["long"]
     finally:
         manual.close()
+
+
+class RefusesManualRuns:
+    """Fails the writes of manual runs while the test wants it."""
+
+    is_refusing = True
+
+    def decide(self, op, keys):
+        is_manual = op == "commit" and any("/manual/" in key for key in keys)
+        return Fault("fail") if self.is_refusing and is_manual else None
+
+
+def test_a_manual_run_that_cannot_start_is_one_warning_while_scheduled_runs_start(memory, cluster, eventually, caplog):
+    caplog.set_level(logging.INFO, "latchwork.jobs")
+    ran, plan = [], RefusesManualRuns()
+    job = a_job(lambda context: ran.append(context.fire_time_s), ["a"], schedule=Cron("* * * * * *"))
+    with FaultyStore(latchwork.connect("memory://asked"), plan) as store:
+        node = cluster.node(store, "n1", job)
+        eventually(lambda: ran)
+        request = Control(memory).run_now("report")
+        eventually(lambda: "a manual run cannot start" in caplog.text)
+        count = len(ran)
+        eventually(lambda: len(ran) >= count + 3)
+        assert "can start again" not in caplog.text
+        plan.is_refusing = False
+        Control(memory).wait_for_runs(request, 20.0)
+        node.close()
+    assert caplog.text.count("a manual run cannot start") == 1
+    assert caplog.text.count("can start again") == 1

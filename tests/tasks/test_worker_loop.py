@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import threading
 import time
@@ -13,9 +14,10 @@ import pytest
 import latchwork
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
-from latchwork.tasks import DEFAULT, Functions, Retry, TaskContext, TaskTimeout, WorkerLoop, task
+from latchwork.tasks import DEFAULT, Functions, Release, Retry, TaskContext, TaskTimeout, WorkerLoop, task
 from latchwork.tasks.running.completion import ClaimedTask
 from latchwork.testing.faults import Fault, FaultyStore
+from latchwork.types import Op, Put
 
 from . import examples
 from .feeding import PAYLOADS, Node, System, end_process, node_process, put, result_of
@@ -402,6 +404,68 @@ def test_trouble_with_the_store_changes_no_end(connect, fault):
             assert any(call.fault is not None for call in store.calls)
             eventually(lambda: is_tidy(seen))
     assert is_empty(seen)
+
+
+class ReleasesFirst(System):
+    """Releases each item once, with the writes that the test names, and completes it the next time."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops: dict[str, tuple[Op, ...]] = {}
+        self.may_release = threading.Event()
+
+    def decide_ending(self, claim, outcome):
+        if claim.item.id in self.finished:
+            return super().decide_ending(claim, outcome)
+        self.finished.append(claim.item.id)
+        assert self.may_release.wait(PATIENCE_S)
+        return Release("later", count=False)
+
+    def build_ending_ops(self, claim):
+        return self.ops.get(claim.item.id, ())
+
+
+def items_that_failed(caplog):
+    """Return the IDs of the items of which a warning says that they could not be completed."""
+    found = [each for each in caplog.records if "could not be completed, retrying" in each.getMessage()]
+    return sorted(each.args[0].rpartition("/")[2] for each in found if each.levelno == logging.WARNING)
+
+
+def test_each_item_that_cannot_be_released_is_one_warning(store, caplog):
+    caplog.set_level(logging.INFO, "latchwork.tasks")
+    system = ReleasesFirst()
+    system.may_release.set()
+    for name in ("x", "y", "z"):
+        put(store, examples.square, 2, id=name)
+    for name in ("x", "y"):
+        system.ops[name] = (Put("not a key!", b""),)
+    with Node(store, system):
+        assert result_of(store, "z").result(PAYLOADS) == 4  # another item ends meanwhile
+        eventually(lambda: items_that_failed(caplog) == ["x", "y"], 10.0)
+        assert "can be completed again" not in caplog.text
+        system.ops.clear()
+        for name in ("x", "y"):
+            assert result_of(store, name).result(PAYLOADS) == 4
+    assert items_that_failed(caplog) == ["x", "y"]
+    assert caplog.text.count("can be completed again") == 1
+
+
+def test_a_store_that_is_away_is_one_warning_for_all_items_that_cannot_be_released(connect, caplog):
+    caplog.set_level(logging.INFO, "latchwork.tasks")
+    seen, names = connect(), ["w", "x", "y", "z"]
+    with FaultyStore(connect()) as store:
+        for name in names:
+            put(seen, examples.square, 2, id=name)
+        with Node(store, ReleasesFirst(), slots=4) as node:
+            eventually(lambda: len(node.system.finished) == len(names))
+            store.cut_off()
+            node.system.may_release.set()
+            eventually(lambda: items_that_failed(caplog))
+            time.sleep(1.0)
+            store.reconnect()
+            assert [result_of(seen, name).result(PAYLOADS) for name in names] == [4] * 4
+    assert len(items_that_failed(caplog)) == 1
+    assert caplog.text.count("can be completed again") == 1
 
 
 def test_two_nodes_share_the_work_and_no_item_ends_twice(store, connect):

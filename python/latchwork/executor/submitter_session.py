@@ -364,7 +364,7 @@ class ResultCollector:
                     _log.info("%s: the store was closed", self._what)
                 return
             except LatchworkError as error:
-                trouble.record_failure("%s cannot be read, trying again: %s", self._what, error)
+                trouble.record_failure(error, "%s cannot be read, trying again", self._what)
                 await Pause(self._store.clock, self._stop, backoff.next_s())
 
     async def _watch_results(self, backoff: Backoff, trouble: TroubleLog) -> None:

@@ -236,7 +236,7 @@ class Poller:
 
     def _report(self, error: Exception) -> None:
         if not self._closing:
-            self._trouble.record_failure("watches are delayed, retrying: %s", error)
+            self._trouble.record_failure(error, "watches are delayed, retrying")
 
     def _wait(self) -> None:
         now = self._clock.now()

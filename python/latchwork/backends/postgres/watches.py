@@ -318,7 +318,7 @@ class ChangeWatcher:
     def _fail(self, error: Exception) -> None:
         self._disconnect()
         if not self._closing:
-            self._trouble.record_failure("watches are delayed, retrying: %s", error)
+            self._trouble.record_failure(error, "watches are delayed, retrying")
         self._clock.wait(self._connector.closing, _RECONNECT_S)
         self._look_at = 0.0
 

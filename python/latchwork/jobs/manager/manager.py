@@ -144,9 +144,7 @@ class PeriodicTasks:
                     task.do(term)
                 except LatchworkError as error:
                     task.retry_at = now + min(task.period_s, _TASK_RETRY_S)
-                    task.trouble.record_failure(
-                        "%s failed, retrying in %.3g s: %s", task.name, task.retry_at - now, error
-                    )
+                    task.trouble.record_failure(error, "%s failed, retrying in %.3g s", task.name, task.retry_at - now)
                 else:
                     task.trouble.record_success("%s works again", task.name)
 
@@ -235,7 +233,7 @@ class ClusterManager:
                 try:
                     self._lead()
                 except LatchworkError as error:
-                    self._trouble.record_failure("manager on node %s restarts: %s", self._me.worker, error)
+                    self._trouble.record_failure(error, "manager on node %s restarts", self._me.worker)
                     self._clock.wait(self._closing, _RETRY_S)
                 except Exception:
                     log.exception("manager on node %s failed unexpectedly and restarts", self._me.worker)
@@ -334,7 +332,7 @@ class ClusterManager:
             raise
         except LatchworkError as error:
             self._counters.failures += 1
-            self._trouble.record_failure("rebalance failed, retrying: %s", error)
+            self._trouble.record_failure(error, "rebalance failed, retrying")
             self._notify_observers(began, Rebalance(), error, term.written_bytes - written)
             term.discard_cache()
             return False

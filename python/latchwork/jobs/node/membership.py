@@ -331,7 +331,7 @@ class NodeMembership:
         except NodeIdInUse as error:
             log.error("node %s cannot register again: %s", self._options.node_id, error)  # noqa: TRY400 - no stack needed
         except LatchworkError as error:
-            self._trouble.record_failure("node %s is not registered yet: %s", self._options.node_id, error)
+            self._trouble.record_failure(error, "node %s is not registered yet", self._options.node_id)
         except Exception:
             log.exception("node %s could not register", self._options.node_id)
         else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,7 +77,7 @@ class PoolReader:
         self._read_at: dict[str, float] = {}
         self._retry_at: dict[str, float] = {}
         self._asked: set[str] = set()
-        self._troubles: defaultdict[str, TroubleLog] = defaultdict(lambda: TroubleLog(log))
+        self._trouble = TroubleLog(log)
         self._wake = Signal()
         self._closing = Signal()
         self._unsubscribe = [job.subscribe(partial(self._on_job_change, job_id)) for job_id, job in jobs.items()]
@@ -178,7 +177,7 @@ class PoolReader:
             try:
                 done = self._update_pool(self._jobs[job_id])
                 if done:
-                    self._troubles[job_id].record_success("work pool of job %s was read and stored again", job_id)
+                    self._trouble.record_success("work pool of job %s was read and stored again", job_id, item=job_id)
             except Exception:  # must not end the checks of the other jobs
                 log.exception("work pool of job %s could not be checked", job_id)
                 done = False
@@ -229,8 +228,8 @@ class PoolReader:
             log.error("%s; the last valid items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
             return True
         except LatchworkError as error:
-            self._troubles[job.id].record_failure(
-                "work pool of job %s was not read because the store is unavailable, retrying: %s", job.id, error
+            self._trouble.record_failure(
+                error, "work pool of job %s was not read because of the store, retrying", job.id, item=job.id
             )
             return False
         with self._mutex:
@@ -241,8 +240,8 @@ class PoolReader:
         try:
             stored = self._store_pool(registration, job.id, reading)
         except LatchworkError as error:
-            self._troubles[job.id].record_failure(
-                "work pool of job %s could not be stored, retrying: %s", job.id, error
+            self._trouble.record_failure(
+                error, "work pool of job %s could not be stored, retrying", job.id, item=job.id
             )
             return False
         except Exception:

@@ -329,15 +329,17 @@ class JobRun:
         self._retry_manual_s = math.inf
         try:
             run = manual_runs.find_next_run()
-            if run is None:
-                return False
-            if self._setup.may_run():
+            if run is not None and self._setup.may_run():
                 run.record_start()
         except LatchworkError as error:
-            self._trouble.record_failure("job %s: a manual run cannot start, retrying: %s", self.job_id, error)
+            self._trouble.record_failure(
+                error, "job %s: a manual run cannot start, retrying", self.job_id, item="manual"
+            )
             self._retry_manual_s = _STORE_RETRY_S
             return False
-        self._trouble.record_success("job %s: run %d can start again", self.job_id, self.number)
+        self._trouble.record_success("job %s: run %d can start again", self.job_id, self.number, item="manual")
+        if run is None:
+            return False
         if not self._setup.may_run():
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
             return True
@@ -384,7 +386,7 @@ class JobRun:
                 return
             times.record_start(step)
         except LatchworkError as error:
-            self._trouble.record_failure("job %s: run %d cannot start, retrying: %s", self.job_id, self.number, error)
+            self._trouble.record_failure(error, "job %s: run %d cannot start, retrying", self.job_id, self.number)
             self._setup.clock.wait(self._stop, _STORE_RETRY_S)
             return
         self._trouble.record_success("job %s: run %d can start again", self.job_id, self.number)

@@ -387,7 +387,7 @@ class JobWorker:
         try:
             delay_s = self._reconcile_all(closing)
         except LatchworkError as error:
-            self._trouble.record_failure("node %s: retrying in %.1f s: %s", self._node_id, _RETRY_S, error)
+            self._trouble.record_failure(error, "node %s: retrying in %.1f s", self._node_id, _RETRY_S)
         except Exception:
             log.exception("node %s: the worker failed, retrying", self._node_id)
         else:

@@ -382,8 +382,8 @@ class KeeperMaintenance:
         if owner is not self.state.current:
             return  # given up or lost while the renewal was under way
         remaining_s = owner.remaining_s()
-        message = "lock owner %s: could not be renewed, %.2f s left: %s"
-        self._renewal_trouble.record_failure(message, owner.id, remaining_s, error)
+        message = "lock owner %s: could not be renewed, %.2f s left"
+        self._renewal_trouble.record_failure(error, message, owner.id, remaining_s)
         self._urgent.post(*(partial(fn, error, remaining_s) for fn in list(self.failed_listeners.values())))
         if self.renewals.is_taken_over(owner, error):
             self.lose(owner, "another owner took it over")

@@ -124,7 +124,7 @@ class ClaimFinisher:
         self._hooks = hooks
         self._on_ended = on_ended
         self._pauses = DelayQueue(clock, label)
-        self._trouble = TroubleLog(_log)  # used in the thread of the delay queue
+        self._trouble = TroubleLog(_log)
         self._hurries = False
 
     def skip_pauses(self) -> None:
@@ -287,10 +287,10 @@ class ClaimFinisher:
             _log.info("item %s could not be completed as planned: %s", task.path, error)
             self._retry_later(task, partial(self._try_ending, task, _fallback_ending(task.claim, ending)))
         except LatchworkError as error:
-            self._trouble.record_failure("item %s could not be completed, retrying: %s", task.path, error)
+            self._trouble.record_failure(error, "item %s could not be completed, retrying", task.path, item=task.path)
             self._retry_later(task, partial(self._try_ending, task, ending))
         else:
-            self._trouble.record_success("items can be completed again")
+            self._trouble.record_success("items can be completed again", item=task.path)
             self._on_ended(task, how)
 
     def _retry_later(self, task: ClaimedTask, step: Callable[[], None], *, at_once: bool = False) -> None:
@@ -300,6 +300,7 @@ class ClaimFinisher:
             self._pauses.schedule(0.0 if at_once else backoff_s(task.tries, _FIRST_S, 1.5, _MOST_S), step)
 
     def _on_lost(self, task: ClaimedTask) -> None:
+        self._trouble.forget(task.path)
         self._on_ended(task, "lost")
         try:
             call_user(self._hooks.on_claim_lost, task.claim)

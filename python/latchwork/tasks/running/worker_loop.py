@@ -278,8 +278,8 @@ class WorkerLoop(Startable):
             except Closed:
                 return
             except Exception as error:
-                text = "node %s could not look for items, retrying: %s"
-                trouble.record_failure(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
+                text, is_bug = "node %s could not look for items, retrying", not isinstance(error, LatchworkError)
+                trouble.record_failure(error, text, self._node_id, exc_info=is_bug)
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
             backoff.reset()
