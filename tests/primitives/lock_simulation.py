@@ -18,7 +18,7 @@ from latchwork.primitives.leased.protocol import (
     LockWrite,
     OwnerObservations,
     OwnerRecord,
-    alive_key,
+    liveness_key,
     plan_write,
     session_grace_s,
 )
@@ -35,7 +35,7 @@ class Server:
         self.entries = {}
         self.token = 0
         self.sessions = {}
-        self.alive_keys = {}
+        self.liveness_keys = {}
 
     def commit(self, checks, ops):
         if not all(self.holds(check) for check in checks):
@@ -60,17 +60,17 @@ class Server:
             return True
         return None
 
-    def create_with_alive_key(self, owner_key, session):
+    def create_with_liveness_key(self, owner_key, session):
         if session not in self.sessions:
             return None
-        self.alive_keys[alive_key(owner_key)] = session
+        self.liveness_keys[liveness_key(owner_key)] = session
         record = OwnerRecord(TTL_S, session=session).to_bytes()
-        return self.commit([], [Create(owner_key, record), Create(alive_key(owner_key), b"")])
+        return self.commit([], [Create(owner_key, record), Create(liveness_key(owner_key), b"")])
 
     def expire_sessions(self, now):
         for session in [session for session, deadline in self.sessions.items() if deadline <= now]:
             del self.sessions[session]
-            for key in [key for key, owner in self.alive_keys.items() if owner == session]:
+            for key in [key for key, owner in self.liveness_keys.items() if owner == session]:
                 self.entries.pop(key, None)
 
     def holds(self, check):
@@ -93,7 +93,7 @@ class Owner:
     lease: Lease
     session: Session | None = None
     created: bool = False
-    has_alive_key: bool = True
+    has_liveness_key: bool = True
     retry_at: float = 0.0
 
 
@@ -246,7 +246,7 @@ class Simulation:
 
     def must_detach(self, owner, now):
         session = owner.session
-        return session is not None and (session.lease.has_ended(now) or not owner.has_alive_key)
+        return session is not None and (session.lease.has_ended(now) or not owner.has_liveness_key)
 
     def renew(self, node, owner, now):
         owner.lease.record_renewal_sent(now)
@@ -255,13 +255,13 @@ class Simulation:
         checks, ops = [Exists(key)], [Put(key, OwnerRecord(TTL_S).to_bytes())]
         detaches = self.must_detach(owner, now)
         if detaches:
-            ops.append(Delete(alive_key(key)))
+            ops.append(Delete(liveness_key(key)))
         elif owner.session is not None:
-            checks, ops = [*checks, Exists(alive_key(key))], []
+            checks, ops = [*checks, Exists(liveness_key(key))], []
 
         def renewed(result, sent_at=now):
             if result is None:
-                owner.has_alive_key = False
+                owner.has_liveness_key = False
                 return
             counted = node.clock(self.now) if self.mutation == "deadline from the answer" else sent_at
             if (
@@ -288,7 +288,7 @@ class Simulation:
 
         def create():
             if session is not None:
-                return self.server.create_with_alive_key(key, session.id)
+                return self.server.create_with_liveness_key(key, session.id)
             return self.server.commit([], [Create(key, OwnerRecord(TTL_S).to_bytes())])
 
         self.ask(node, create, created)
@@ -297,7 +297,7 @@ class Simulation:
         if self.now < node.blind_until:
             return
         asked_at = node.clock(self.now)
-        misses_alive_keys = self.random.random() < 0.05  # a listing is no snapshot
+        misses_liveness_keys = self.random.random() < 0.05  # a listing is no snapshot
 
         def seen(entries):
             at = asked_at if self.mutation == "observation from the request" else node.clock(self.now)
@@ -305,16 +305,16 @@ class Simulation:
             owners = [entry for entry in entries if entry.key.count("/") == 1]
             for entry in owners:
                 owner = entry.key.partition("/")[2]
-                if alive_key(entry.key) in shown:
-                    node.sightings.record_alive_key(owner)
+                if liveness_key(entry.key) in shown:
+                    node.sightings.observe_liveness_key(owner)
                 else:
-                    node.sightings.record_missing_alive_key(owner, at)
+                    node.sightings.observe_missing_liveness_key(owner, at)
                 session = OwnerRecord.decode(entry.value).session
-                node.sightings.record_owner(owner, entry.version, TTL_S, at, session=session)
+                node.sightings.observe_owner(owner, entry.version, TTL_S, at, session=session)
 
         def listed():
             entries = [entry for key, entry in self.server.entries.items() if key.startswith("owners/")]
-            return [entry for entry in entries if not (misses_alive_keys and entry.key.startswith("owners/alive/"))]
+            return [entry for entry in entries if not (misses_liveness_keys and entry.key.startswith("owners/alive/"))]
 
         self.ask(node, listed, seen)
 

@@ -181,7 +181,7 @@ def test_waiters_are_told_when_their_locks_look_free(keepers, eventually):
     eventually(lambda: len(told) == 200)
     assert sorted(told) == sorted(names[:200])
     assert len(second.try_acquire_many(told)) == 200
-    assert second.waiting() == sorted(names[200:])
+    assert second.awaited_locks() == sorted(names[200:])
 
 
 def test_waiters_of_one_job_share_one_watch(keepers, monkeypatch):
@@ -210,7 +210,7 @@ def test_a_wait_that_was_cancelled_is_told_nothing(keepers, eventually):
     held.release()
     time.sleep(0.2)
     assert not told
-    assert second.waiting() == []
+    assert second.awaited_locks() == []
 
 
 def test_all_locks_of_a_dead_owner_are_taken_over_together(keepers, eventually):

@@ -80,18 +80,18 @@ def test_an_owner_with_a_sign_counts_as_alive_however_long_its_record_is_unchang
 
 def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with_each_version():
     seen = OwnerObservations()
-    seen.record_owner("o", 1, 2.0, 10.0, session="s")
+    seen.observe_owner("o", 1, 2.0, 10.0, session="s")
     assert seen.find("o").missing_since == 10.0
-    seen.record_missing_alive_key("o", 11.0)
+    seen.observe_missing_liveness_key("o", 11.0)
     assert seen.find("o").missing_since == 10.0
-    seen.record_alive_key("o")
+    seen.observe_liveness_key("o")
     assert seen.find("o").missing_since is None
-    seen.record_missing_alive_key("o", 12.0)
-    seen.record_owner("o", 2, 2.0, 12.5, session="s")
+    seen.observe_missing_liveness_key("o", 12.0)
+    seen.observe_owner("o", 2, 2.0, 12.5, session="s")
     assert seen.find("o").missing_since == 12.5
-    seen.record_owner("o", 3, 2.0, 13.0)
+    seen.observe_owner("o", 3, 2.0, 13.0)
     assert seen.find("o").missing_since is None, "it goes on without a session"
-    seen.record_missing_alive_key("o", 14.0)
+    seen.observe_missing_liveness_key("o", 14.0)
     assert seen.find("o").missing_since is None
 
 
@@ -168,29 +168,29 @@ def test_a_lease_never_outlives_the_last_send_by_more_than_its_ttl(steps):
 
 def test_a_sighting_counts_from_the_first_response_that_showed_this_version():
     sightings = OwnerObservations()
-    assert sightings.record_owner("old", 1, 1.0, now=5.0)
-    assert not sightings.record_owner("old", 1, 1.0, now=6.0)
+    assert sightings.observe_owner("old", 1, 1.0, now=5.0)
+    assert not sightings.observe_owner("old", 1, 1.0, now=6.0)
     assert sightings.find("old") == ObservedOwner(1, 1.0, 5.0)
-    assert sightings.record_owner("old", 2, 1.0, now=7.0)
+    assert sightings.observe_owner("old", 2, 1.0, now=7.0)
     assert sightings.find("old") == ObservedOwner(2, 1.0, 7.0)
 
 
 def test_an_owner_that_is_gone_is_forgotten():
     sightings = OwnerObservations()
-    sightings.record_owner("old", 1, 1.0, now=5.0)
-    sightings.record_removal("old")
+    sightings.observe_owner("old", 1, 1.0, now=5.0)
+    sightings.observe_removal("old")
     assert sightings.find("old") is None
 
 
 def test_owners_that_have_been_dead_for_a_ttl_are_found():
     sightings = OwnerObservations()
-    sightings.record_owner("silent", 1, 1.0, now=0.0)
-    sightings.record_owner("no alive key", 1, 1.0, now=0.5, session="s")
-    sightings.record_owner("renewed", 1, 10.0, now=0.0)
-    sightings.record_alive_key("alive")
-    sightings.record_owner("alive", 1, 1.0, now=0.0, session="s")
-    assert [owner for owner, _ in sightings.find_owners_dead_for_ttl(now=1.9)] == ["no alive key"]
-    assert [owner for owner, _ in sightings.find_owners_dead_for_ttl(now=3.0)] == ["silent", "no alive key"]
+    sightings.observe_owner("silent", 1, 1.0, now=0.0)
+    sightings.observe_owner("no liveness key", 1, 1.0, now=0.5, session="s")
+    sightings.observe_owner("renewed", 1, 10.0, now=0.0)
+    sightings.observe_liveness_key("alive")
+    sightings.observe_owner("alive", 1, 1.0, now=0.0, session="s")
+    assert [owner for owner, _ in sightings.find_owners_dead_for_ttl(now=1.9)] == ["no liveness key"]
+    assert [owner for owner, _ in sightings.find_owners_dead_for_ttl(now=3.0)] == ["silent", "no liveness key"]
 
 
 @pytest.mark.parametrize(("ttl_s", "expected_s"), [(0.5, 0.3), (10.0, 0.5), (60.0, 1.0)])
@@ -198,31 +198,31 @@ def test_the_grace_after_a_session_is_a_twentieth_of_the_ttl_within_bounds(ttl_s
     assert session_grace_s(ttl_s) == pytest.approx(expected_s)
 
 
-def test_an_alive_key_counts_as_missing_from_the_first_response_without_it_until_one_shows_it():
+def test_an_liveness_key_counts_as_missing_from_the_first_response_without_it_until_one_shows_it():
     sightings = OwnerObservations()
-    sightings.record_owner("o", 1, 10.0, now=5.0, session="s")
+    sightings.observe_owner("o", 1, 10.0, now=5.0, session="s")
     assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0, "s", missing_since=5.0)
-    sightings.record_missing_alive_key("o", 6.0)
+    sightings.observe_missing_liveness_key("o", 6.0)
     assert sightings.find("o").dead_at == 5.0 + session_grace_s(10.0)
-    sightings.record_alive_key("o")
+    sightings.observe_liveness_key("o")
     assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0, "s")
     assert sightings.find("o").dead_at == math.inf
-    sightings.record_owner("o", 2, 10.0, now=7.0, session="s")
+    sightings.observe_owner("o", 2, 10.0, now=7.0, session="s")
     assert sightings.find("o").missing_since is None
-    sightings.record_missing_alive_key("o", 8.0)
+    sightings.observe_missing_liveness_key("o", 8.0)
     assert sightings.find("o") == ObservedOwner(2, 10.0, 7.0, "s", missing_since=8.0)
 
 
 def test_an_owner_without_a_session_needs_no_sign_and_one_that_is_gone_has_none():
     sightings = OwnerObservations()
-    sightings.record_missing_alive_key("never seen", 4.0)
-    sightings.record_owner("o", 1, 10.0, now=5.0)
-    sightings.record_missing_alive_key("o", 6.0)
+    sightings.observe_missing_liveness_key("never seen", 4.0)
+    sightings.observe_owner("o", 1, 10.0, now=5.0)
+    sightings.observe_missing_liveness_key("o", 6.0)
     assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0)
-    sightings.record_alive_key("p")
-    sightings.record_removal("p")
-    sightings.record_removal("p")
-    sightings.record_owner("p", 1, 10.0, now=5.0, session="s")
+    sightings.observe_liveness_key("p")
+    sightings.observe_removal("p")
+    sightings.observe_removal("p")
+    sightings.observe_owner("p", 1, 10.0, now=5.0, session="s")
     assert sightings.find("p").missing_since == 5.0
 
 

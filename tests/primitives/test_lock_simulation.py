@@ -10,7 +10,7 @@ STEPS = 40_000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sessions", [False, True], ids=["silence", "alive keys"])
+@pytest.mark.parametrize("sessions", [False, True], ids=["silence", "liveness keys"])
 def test_no_two_nodes_ever_believe_that_they_hold_the_lock(sessions):
     runs = [Simulation(seed, sessions=sessions).run(STEPS) for seed in range(6)]
     names = ("steps", "grants", "takeovers", "unknown", "detachments")
@@ -40,5 +40,5 @@ def test_leaving_out_one_step_of_the_protocol_is_caught(mutation):
         "take without At(L)",
     ],
 )
-def test_leaving_out_one_step_of_the_protocol_with_alive_keys_is_caught(mutation):
+def test_leaving_out_one_step_of_the_protocol_with_liveness_keys_is_caught(mutation):
     assert any(Simulation(seed, mutation=mutation, sessions=True).run(STEPS).overlaps for seed in range(30))

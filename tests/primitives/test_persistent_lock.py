@@ -160,7 +160,7 @@ def test_the_next_holder_gets_it_at_once_when_it_is_released(locks, eventually):
     got = []
     waiter = threading.Thread(target=lambda: got.append((second.acquire(20.0), time.monotonic())))
     waiter.start()
-    eventually(lambda: second._own and second._own.waiting())
+    eventually(lambda: second._own and second._own.awaited_locks())
     time.sleep(0.1)
     released_at = time.monotonic()
     first.release()
@@ -239,7 +239,7 @@ def test_closing_wakes_a_waiter(locks, eventually):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    eventually(lambda: waiter._own and waiter._own.waiting())
+    eventually(lambda: waiter._own and waiter._own.awaited_locks())
     waiter.close()
     thread.join(5.0)
     assert [type(error) for error in errors] == [Closed]
@@ -247,7 +247,7 @@ def test_closing_wakes_a_waiter(locks, eventually):
 
 def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(holder, locks):
     next_one = locks()
-    next_one._prepare_keeper(object()).start()  # follows the owners from its start
+    next_one._subscribe_to_keeper(object()).start()  # follows the owners from its start
     first = holder("lock", "orders", TTL_S)
     token = first.hear()["token"]
     time.sleep(0.5 * TTL_S)
@@ -263,7 +263,7 @@ def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(hold
 
 def test_a_holder_that_slept_past_its_ttl_is_refused_and_knows(holder, locks, store):
     next_one = locks()
-    next_one._prepare_keeper(object()).start()
+    next_one._subscribe_to_keeper(object()).start()
     first = holder("lock", "orders", TTL_S)
     first.hear()
     assert first.ask("write") == {"write": "written"}
@@ -395,7 +395,7 @@ def test_closing_a_lock_wakes_who_waits_for_it_through_a_given_keeper(connect, i
         theirs.acquire("orders")
         lock = PersistentLock(store, "orders", keeper=keeper)
         waiting = in_thread(lock.acquire)
-        eventually(keeper.waiting)
+        eventually(keeper.awaited_locks)
         lock.close()
         with pytest.raises(Closed):
             waiting.outcome()

@@ -104,7 +104,7 @@ def test_a_lock_survives_the_end_of_its_session_while_its_process_lives(shared, 
     store.commit([held.fence], [Put("written", b"1")])
 
 
-def test_an_alive_key_that_somebody_removes_costs_no_lock(shared, keepers, store, eventually):
+def test_an_liveness_key_that_somebody_removes_costs_no_lock(shared, keepers, store, eventually):
     keeper, session = shared()
     held = keeper.acquire("orders", 10.0)
     waiting = keepers("waiting")
@@ -175,7 +175,7 @@ def test_an_owner_is_renewed_by_the_transaction_that_renews_its_session(shared, 
         assert len(renewed) <= 1, "those of the owner are enough"
 
 
-def test_closing_removes_owner_and_alive_key(shared, store):
+def test_closing_removes_owner_and_liveness_key(shared, store):
     keeper, _session = shared()
     keeper.acquire("orders", 10.0)
     owner = keeper.owner_id
@@ -185,8 +185,8 @@ def test_closing_removes_owner_and_alive_key(shared, store):
     assert store.get(ALIVE(owner)) is None
 
 
-def test_a_takeover_is_refused_while_the_alive_key_exists(shared, keepers, store):
-    """A late watch shows no alive key yet, so the transaction checks it."""
+def test_a_takeover_is_refused_while_the_liveness_key_exists(shared, keepers, store):
+    """A late watch shows no liveness key yet, so the transaction checks it."""
     keeper, _session = shared()
     held = keeper.acquire("orders", 10.0)
     other = keepers("other")
@@ -199,21 +199,21 @@ def test_a_takeover_is_refused_while_the_alive_key_exists(shared, keepers, store
     store.commit([held.fence], [Put("written", b"1")])
 
 
-def test_a_sweep_is_refused_while_the_alive_key_exists(shared, keepers, store, monkeypatch, eventually):
-    """A listing that is no snapshot may miss an alive key, so the transaction checks it."""
+def test_a_sweep_is_refused_while_the_liveness_key_exists(shared, keepers, store, monkeypatch, eventually):
+    """A listing that is no snapshot may miss a liveness key, so the transaction checks it."""
     keeper, _session = shared()
     keeper.acquire("orders", 10.0).release()  # a sweep reads the owners of held locks again
     owner, other = keeper.owner_id, keepers("other")
     listed = other._store.list
 
-    def list_without_alive_keys(prefix, **options):
+    def list_without_liveness_keys(prefix, **options):
         return [entry for entry in listed(prefix, **options) if not entry.key.startswith("owners/alive/")]
 
     other.start()
     eventually(
         lambda: other._table.find_observed_owner(owner) is not None
-    )  # from then on, the watch shows no alive key again
-    monkeypatch.setattr(other._store, "list", list_without_alive_keys)
+    )  # from then on, the watch shows no liveness key again
+    monkeypatch.setattr(other._store, "list", list_without_liveness_keys)
     other.sweep()
     assert other._table.find_observed_owner(owner).missing_since is not None
     time.sleep(session_grace_s(TTL_S) + 1.1 * TTL_S)
@@ -242,7 +242,9 @@ def test_a_takeover_is_refused_once_the_owner_goes_on_without_its_session(shared
     assert time.monotonic() - begun > TTL_S, "the TTL counts from then on"
 
 
-def test_an_owner_that_lost_its_alive_key_goes_on_although_its_watch_is_silent(connect, shared, keepers, monkeypatch):
+def test_an_owner_that_lost_its_liveness_key_goes_on_although_its_watch_is_silent(
+    connect, shared, keepers, monkeypatch
+):
     """Another client adopts one of its locks. The next renewal of the owner keeps the others."""
     store = connect()
     mirror = store.mirror
@@ -257,7 +259,7 @@ def test_an_owner_that_lost_its_alive_key_goes_on_although_its_watch_is_silent(c
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["waits before", "comes after"])
-def test_an_alive_key_whose_removal_no_watch_shows_blocks_no_lock(
+def test_an_liveness_key_whose_removal_no_watch_shows_blocks_no_lock(
     shared, keepers, cut, monkeypatch, in_thread, is_early
 ):
     keeper, session = shared(cut)
@@ -279,7 +281,7 @@ def test_an_alive_key_whose_removal_no_watch_shows_blocks_no_lock(
         assert waiting.outcome().is_held
         return
     time.sleep(0.5)
-    assert other.try_acquire("orders") is None  # it reads again, and finds no alive key
+    assert other.try_acquire("orders") is None  # it reads again, and finds no liveness key
     time.sleep(1.5 * session_grace_s(TTL_S))
     assert other.try_acquire("orders") is not None
 
@@ -289,8 +291,8 @@ def test_a_lost_owner_does_not_keep_its_locks_by_a_session_that_lives(shared, ke
     keeper, session = shared()
     held, other = keeper.acquire("orders", 10.0), keepers("other")
     lost = Unavailable("renewals are lost on their way")
-    monkeypatch.setattr(keeper._table, "renew_by_session", lambda *_owner: failed(lost))
-    monkeypatch.setattr(keeper._table, "renew_without_session", lambda *_owner: failed(lost))
+    monkeypatch.setattr(keeper._table, "renew_by_check", lambda *_owner: failed(lost))
+    monkeypatch.setattr(keeper._table, "renew_and_detach", lambda *_owner: failed(lost))
     other.acquire("orders", 4 * TTL_S)
     assert not held.is_held
     assert session.state == "active"

@@ -85,7 +85,7 @@ class LockAcquirer:
         acquired, call_id = dict[str, HeldLock](), object()
         try:
             undo = undone_if_interrupted(lambda: self._core.release_in_background(list(acquired.values())))
-            with undo, self._mark_busy(names, call_id) as claimed:
+            with undo, self._reserve_names(names, call_id) as claimed:
                 await self._acquire_missing(claimed, acquired, call_id)
         except (Unavailable, OutcomeUnknown) as error:
             if not acquired:
@@ -94,37 +94,38 @@ class LockAcquirer:
         return acquired
 
     async def _acquire_missing(
-        self, names: Sequence[str], acquired: dict[str, HeldLock], call_id: object, only_from: str | None = None
+        self, names: Sequence[str], acquired: dict[str, HeldLock], call_id: object, from_owner: str | None = None
     ) -> None:
-        """Acquire the free locks that are not yet in ``acquired``.
+        """Acquire the free locks that are not yet in ``acquired``. If our owner was removed, retry with a new one.
 
         Args:
             names: Names of the locks.
             acquired: Receives the acquired locks by name.
-            call_id: Identifies the call that has marked the names as busy.
-            only_from: Acquire only locks of the owner with this ID. None for any owner.
+            call_id: Identifies the call that has reserved the names.
+            from_owner: ID of the owner to take the locks over from, whether it is alive or dead. None acquires free
+                locks and locks of dead owners.
         """
         while left := [name for name in names if name not in acquired]:
             owner = await self._get_or_create_owner(call_id)
             written: dict[str, Entry | UnconfirmedWrite] = {}
             try:
-                await self._table.acquire(left, owner.id, written, only_from=only_from)
+                await self._table.acquire(left, owner.id, written, from_owner=from_owner)
             except Conflict:
                 pass  # our own O is gone
             else:
                 return
             finally:
                 acquired.update(self._record_acquired(owner, written, call_id))
-            self._core.lose(owner, "another owner took it over")
+            self._core.on_owner_lost(owner, "another owner took it over")
 
     async def _get_or_create_owner(self, call_id: object) -> LockOwner:
         """Return the current owner of this keeper's locks. Create one if there is none.
 
-        The owner does not end while the call ``call_id`` uses it.
+        The record of the owner is not deleted before the call ``call_id`` has recorded its results.
         """
         while True:
-            self._core.lose_if_expired()
-            owner, version = self._state.begin_owner_use(call_id)
+            self._core.check_owner_expiry()
+            owner, version = self._state.pin_current_owner(call_id)
             if owner is not None:
                 return owner
             owner = LockOwner(
@@ -147,7 +148,7 @@ class LockAcquirer:
             await self._core.renewals.create(owner)
             created = True
         finally:
-            self._state.end_creation(owner, created=created)
+            self._state.record_creation_result(owner, created=created)
         owner.start_following_session(self._core.wake.set)
         self._core.wake.set()
         _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self._core.ttl_s)
@@ -167,15 +168,15 @@ class LockAcquirer:
         return acquired
 
     @contextmanager
-    def _mark_busy(self, names: Iterable[str], call_id: object) -> Iterator[list[str]]:
-        """Mark names as busy until the ``with`` block ends, and return the marked names.
+    def _reserve_names(self, names: Iterable[str], call_id: object) -> Iterator[list[str]]:
+        """Reserve names for a call until the ``with`` block ends, and return the reserved names.
 
-        A name is not marked if its lock is held, or if another call has marked it.
+        A name is not reserved if this keeper holds its lock, or if another call has reserved it.
         """
         try:
-            yield self._state.mark_busy(names, call_id)
+            yield self._state.reserve_names(names, call_id)
         finally:
-            self._core.unmark_busy(call_id)
+            self._core.release_reservations(call_id)
 
     async def _sleep(self, seconds: float | None) -> None:
         await Pause(self._clock, self._core.closing, seconds)
@@ -209,19 +210,19 @@ class LockAcquirer:
         """
         backoff = Backoff()
         acquired: dict[str, HeldLock] = {}
-        await self._retry(lambda: self._table.renew_other(old_owner), deadline, backoff)
+        await self._retry(lambda: self._table.renew_for_adoption(old_owner), deadline, backoff)
         found = await self._retry(lambda: self._table.list_locks_of_owner(old_owner), deadline, backoff)
         left = wanted = [name for name in found if names is None or name in names]
         call_id = object()
         with undone_if_interrupted(lambda: self._core.release_in_background(list(acquired.values()))):
             while left:
-                with self._mark_busy(
+                with self._reserve_names(
                     left, call_id
                 ) as claimed:  # also during the pause: no other thread settles unconfirmed
                     await self._retry(
                         partial(self._acquire_missing, claimed, acquired, call_id, old_owner), deadline, backoff
                     )
-                left = self._state.find_busy(name for name in left if name not in acquired)
+                left = self._state.find_reserved(name for name in left if name not in acquired)
                 if left and not await self._pause_before_retry(deadline, backoff):  # another thread is taking them
                     return acquired
             if len(wanted) == len(found):

@@ -127,18 +127,21 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
     free = [entry for entry in found if table.get_lock_name(entry.key) in names]
     removed = 0
     for at in range(0, len(free), _TOGETHER):
-        removed += await _forget(table.store, free[at : at + _TOGETHER])
+        removed += await _delete_unchanged(table.store, free[at : at + _TOGETHER])
     return removed
 
 
-async def _forget(store: Store, entries: list[Entry]) -> int:
-    """Delete these entries in one transaction, or one by one if some have changed. Return how many were deleted."""
+async def _delete_unchanged(store: Store, entries: list[Entry]) -> int:
+    """Delete the entries that have not changed since they were read. Return how many were deleted.
+
+    The first attempt is one transaction. If some entries have changed, each is deleted by its own transaction.
+    """
     try:
         await ask(store.commit, [At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
     except Conflict:
         if len(entries) == 1:
             return 0
-        return sum([await _forget(store, [entry]) for entry in entries])
+        return sum([await _delete_unchanged(store, [entry]) for entry in entries])
     return len(entries)
 
 

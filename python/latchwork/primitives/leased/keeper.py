@@ -271,7 +271,7 @@ class LockKeeper(Startable):
         """
         return [state for state in await read_states_below(self._table, below) if state.holder is not None]
 
-    def waiting(self) -> list[str]:
+    def awaited_locks(self) -> list[str]:
         """Return the names of the locks that callers of this keeper are waiting for, sorted."""
         return self._waits.list_waiting_names()
 
@@ -292,10 +292,6 @@ class LockKeeper(Startable):
     def held(self) -> dict[str, HeldLock]:
         """Return the locks that this keeper certainly holds, by name."""
         return {} if self._home.is_foreign else self._state.get_held_locks()
-
-    def holds(self, held: HeldLock) -> bool:
-        """Return whether a lock of this keeper has not been released. The result stays True if the lock has expired."""
-        return held.is_unreleased
 
     @property
     def owner_id(self) -> str | None:
@@ -325,12 +321,13 @@ class LockKeeper(Startable):
         return owner.lost if owner is not None else Signal()
 
     def set_renewal_ttl(self, seconds: float | None) -> None:
-        """Renew the locks as often as locks with this TTL. Their own TTL does not change.
+        """Renew the locks more often, as if they had this shorter TTL. Their own TTL does not change.
 
         This is for callers that must learn earlier that the server is unreachable. No effect after ``close``.
 
         Args:
-            seconds: The shorter TTL in seconds. None renews as often as the real TTL requires.
+            seconds: The shorter TTL in seconds; the locks are renewed every third of it. None renews them every third
+                of their own TTL.
         """
         self._core.within_s = math.inf if seconds is None else check_minimum(seconds, "seconds", LEAST_TTL_S)
         self._core.wake.set()

@@ -282,7 +282,7 @@ class PersistentLock(GuardsWork):
     async def _acquire_with(self, take: Callable[[LockKeeper], StepCoroutine[HeldLock]]) -> HeldLock:
         self._home.check()
         call_id, found = object(), list[HeldLock]()
-        keeper = self._prepare_keeper(call_id)
+        keeper = self._subscribe_to_keeper(call_id)
         try:
             found.append(await take(keeper))
         finally:
@@ -311,10 +311,10 @@ class PersistentLock(GuardsWork):
         entered: list[HeldLock] = self._entered.own.setdefault("stack", [])
         return entered
 
-    def _prepare_keeper(self, call_id: object) -> LockKeeper:
-        """Return the lock keeper for an acquisition, and start to listen to it.
+    def _subscribe_to_keeper(self, call_id: object) -> LockKeeper:
+        """Return the keeper that will hold and renew the lock, and subscribe to its reports of lost locks.
 
-        Listening ends when the acquisition has failed, or when the lock is released or lost.
+        The subscription ends when the acquisition has failed, or when the lock is released or lost.
 
         Args:
             call_id: Identifies the call that acquires the lock.

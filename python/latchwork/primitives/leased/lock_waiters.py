@@ -124,7 +124,7 @@ class LockWaiters:
             [
                 callback
                 for name in names
-                if not self._state.is_held_or_busy(name)
+                if not self._state.is_held_or_reserved(name)
                 for callback in self._remove_waiters_if_free(name)
             ]
         )

@@ -220,16 +220,19 @@ class KeeperMaintenance:
         return False
 
     async def _clean_up(self) -> None:
-        """Do the regular cleanup of this keeper.
+        """Do the regular cleanup of this keeper, at least four times per TTL.
 
-        Deletes the records of ended owners, resolves writes whose outcome is unknown, reads the owners that block
-        waiters, closes idle watches, and removes the records of dead owners and their locks.
+        - Delete the stored records of this keeper's ended owners.
+        - Resolve writes whose outcome is unknown.
+        - Read the owners of locks that have waiters here, and notify the waiters if an owner was removed.
+        - Close watches without waiters.
+        - Sweep the store if a sweep is due.
         """
         await self._remove_ended_owners()
         for write in self.state.unconfirmed_writes:
             await self._resolve_write(write)
         try:
-            # The watch may not have reported that an alive key is gone.
+            # The watch may not have reported that a liveness key is gone.
             for owner in await self.table.find_removed_owners(self.waits.list_blocking_owners()):
                 self.waits.notify_waiters_of_owner(owner)
         except LatchworkError as error:
@@ -252,42 +255,41 @@ class KeeperMaintenance:
                 _log.info("records of free locks are not removed yet: %s", error)
 
     async def _remove_ended_owners(self, *, end_current: bool = False) -> None:
-        """Delete the records of ended owners that hold no locks, and the alive keys of lost owners that still hold
-        some.
+        """Delete the records of ended owners without locks, and the liveness keys of lost owners with locks.
 
-        The alive key of an owner shows that the owner is alive. Until it is deleted, other clients cannot take the
-        locks of a lost owner. A failed deletion is repeated later.
+        Other clients treat an owner as alive while its liveness key exists, so they cannot take the locks of a lost
+        owner before. A failed deletion is repeated later.
 
         Args:
             end_current: End the current owner first, too.
         """
-        for owner in self.state.find_lost_owners_with_session():
+        for owner in self.state.find_lost_owners_with_liveness_key():
             try:
-                await self.table.delete_alive_key(owner.id)
+                await self.table.delete_liveness_key(owner.id)
                 owner.detach_session()
             except LatchworkError as error:
-                _log.info("lock owner %s is lost, but its alive key is not removed yet: %s", owner.id, error)
+                _log.info("lock owner %s is lost, but its liveness key is not removed yet: %s", owner.id, error)
         for owner in self.state.collect_removable_owners(end_current=end_current):
             owner.stop_following_session()
-            if await self.delete(owner.id, has_alive_key=owner.session is not None):
-                self.state.record_removal(owner)
+            if await self.delete(owner.id, has_liveness_key=owner.session is not None):
+                self.state.remove_ended_owner(owner)
 
-    async def delete(self, owner_id: str, *, has_alive_key: bool = True) -> bool:
+    async def delete(self, owner_id: str, *, has_liveness_key: bool = True) -> bool:
         """Delete the stored record of an owner. Return False if that failed and the caller must try again.
 
         Args:
             owner_id: ID of the owner.
-            has_alive_key: Whether the owner may have an alive key, which is then deleted too.
+            has_liveness_key: Whether the owner may have a liveness key, which is then deleted too.
         """
         try:
-            await self.table.delete_owner(owner_id, has_alive_key=has_alive_key)
+            await self.table.delete_owner(owner_id, has_liveness_key=has_liveness_key)
         except LatchworkError as error:
             _log.info("lock owner %s, which no longer holds any lock, is not removed yet: %s", owner_id, error)
             return False
         return True
 
     async def _resolve_write(self, write: UnconfirmedWrite) -> None:
-        ours = self.state.begin_resolving(write, write)
+        ours = self.state.reserve_for_resolution(write, write)
         if ours is None:
             return
         try:
@@ -296,7 +298,7 @@ class KeeperMaintenance:
         except LatchworkError as error:
             _log.info("the outcome of a write to lock %r is not known yet: %s", write.name, error)
         finally:
-            self.unmark_busy(write)
+            self.release_reservations(write)
 
     async def release_on_server(self, locks: Sequence[HeldLock]) -> list[str]:
         """Release these locks on the server. If the server fails, the background thread retries.
@@ -318,7 +320,7 @@ class KeeperMaintenance:
                 self.state.remove_unconfirmed(unconfirmed)
                 return gone
             finally:
-                self.unmark_busy(call_id)
+                self.release_reservations(call_id)
 
     def close_in_background(self) -> None:
         """Release all locks and end the background thread, without waiting."""
@@ -337,12 +339,12 @@ class KeeperMaintenance:
         self.state.begin_release([held for held in locks if held.is_unreleased], call_id)
         for held in locks:
             held.stop_work()
-        self.unmark_busy(call_id)
-        self._cleanup_drain.signal()  # last: busy names are skipped for a quarter of a TTL
+        self.release_reservations(call_id)
+        self._cleanup_drain.signal()  # last: reserved names are skipped for a quarter of a TTL
 
-    def unmark_busy(self, call_id: object) -> None:
-        """Remove the busy marks of a call, and wake the waiters for these locks."""
-        self.waits.notify_waiters_if_free(self.state.unmark_busy(call_id))
+    def release_reservations(self, call_id: object) -> None:
+        """Release the lock names that a call has reserved, and wake the waiters for these locks."""
+        self.waits.notify_waiters_if_free(self.state.release_reservations(call_id))
 
     # The owner
 
@@ -352,7 +354,7 @@ class KeeperMaintenance:
         Returns:
             The local clock time at which to call this again.
         """
-        self.lose_if_expired()
+        self.check_owner_expiry()
         owner = self.state.current
         if owner is None or self.state.end_if_idle(owner):
             return math.inf
@@ -386,22 +388,24 @@ class KeeperMaintenance:
         self._renewal_trouble.record_failure(error, message, owner.id, remaining_s)
         self._urgent.post(*(partial(fn, error, remaining_s) for fn in list(self.failed_listeners.values())))
         if self.renewals.is_taken_over(owner, error):
-            self.lose(owner, "another owner took it over")
+            self.on_owner_lost(owner, "another owner took it over")
 
-    def lose_if_expired(self) -> None:
-        """Mark the current owner as lost if its lease has expired."""
+    def check_owner_expiry(self) -> None:
+        """If the lease of the current owner has expired, handle the loss of the owner."""
         owner = self.state.current
         if owner is not None and owner.has_ended:
-            self.lose(owner, "no renewal was confirmed in time")
+            self.on_owner_lost(owner, "no renewal was confirmed in time")
 
-    def lose(self, owner: LockOwner, reason: str) -> None:
-        """Stop renewing an owner, ask the work that depends on its locks to stop, and notify listeners and waiters.
+    def on_owner_lost(self, owner: LockOwner, reason: str) -> None:
+        """Handle the loss of an owner.
+
+        Stop renewing it, ask the work that depends on its locks to stop, and notify the listeners and waiters.
 
         Args:
             owner: The owner. Nothing is done if it is not the current one.
             reason: Why the owner was lost, for the log.
         """
-        held = self.state.lose(owner)
+        held = self.state.end_lost_owner(owner)
         if held is None:
             return
         owner.lost.set()
@@ -420,12 +424,12 @@ class KeeperMaintenance:
 
     def _owners_changed(self, changes: Sequence[Change]) -> None:
         owner = self.state.current
-        if owner is not None and Change(self.table.alive_key(owner.id), None) in changes:
-            owner.on_alive_key_removed()
+        if owner is not None and Change(self.table.liveness_key(owner.id), None) in changes:
+            owner.on_liveness_key_deleted()
         for gone in self.table.record_changes(changes):
             owner = self.state.current
             if owner is not None and owner.id == gone:
-                self.lose(owner, "another owner took it over")
+                self.on_owner_lost(owner, "another owner took it over")
             self.waits.notify_waiters_of_owner(gone)
         if self._find_unwatched_owners():
             self._cleanup_drain.signal()

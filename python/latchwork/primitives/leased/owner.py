@@ -1,6 +1,6 @@
 """An owner of persistent locks, a lock that it holds, and the creation and renewal of owners.
 
-An owner without a session rewrites its record to renew its lease. An owner with a session has an alive key, which the
+An owner without a session rewrites its record to renew its lease. An owner with a session has a liveness key, which the
 server deletes when the session ends.
 """
 
@@ -45,7 +45,7 @@ class LockOwner(Renewer):
     Args:
         clock: The clock of the lease.
         ttl_s: Seconds that the lease lasts without a renewal.
-        session: The session to which the alive key is bound. None for none.
+        session: The session to which the liveness key is bound. None for none.
         fork_guard: Detects that a forked process uses the owner.
         renew: Sends a renewal. Returns a future of the local time at which it was sent.
         renewed: Called after each renewal with the error, or None. Runs in any thread.
@@ -77,7 +77,7 @@ class LockOwner(Renewer):
         self.users: set[object] = set()
         self.idle_since = clock.now()
         self._session = session
-        self._has_alive_key = session is not None
+        self._has_liveness_key = session is not None
         self._unlisten: Callable[[], None] | None = None
         self._grace_s = session_grace_s(ttl_s) / TAKEOVER_FACTOR
         retry_s = None if session is None else min(ttl_s / 8, self._grace_s / 2)  # to go on without it in time
@@ -97,11 +97,11 @@ class LockOwner(Renewer):
         return max(0.0, min(left_s, session.ends_at + self._grace_s - self.clock.now()))
 
     def work_remaining_s(self, margin_s: float) -> float:
-        """Return after how many seconds work that depends on the locks must be stopped. Zero or less means now.
+        """Return after how many seconds work that depends on the locks must be asked to stop. Zero or less means now.
 
-        Work must stop ``margin_s`` seconds before the lease ends. If the session ends first, the owner has
-        ``session_grace_s`` seconds to renew its lease without a session, and the work must stop in the second half of
-        that time.
+        Work must stop ``margin_s`` seconds before the locks can be lost: at the end of the lease, or one grace period
+        after the end of the session. In the second case at most half of the grace period is the margin, because the
+        owner needs time to renew its lease without the session.
 
         Args:
             margin_s: Seconds that the work needs to stop.
@@ -113,10 +113,10 @@ class LockOwner(Renewer):
         return min(spare_s, session.ends_at + stop_s - self.clock.now())
 
     @property
-    def has_alive_key(self) -> bool:
-        """Whether the owner's alive key exists, as far as this process knows."""
+    def has_liveness_key(self) -> bool:
+        """Whether the owner's liveness key exists, as far as this process knows."""
         session = self._session
-        return self._has_alive_key and session is not None and session.remaining_s() > 0.0
+        return self._has_liveness_key and session is not None and session.remaining_s() > 0.0
 
     def start_following_session(self, on_end: Callable[[], None]) -> None:
         """Listen for the end of the session, so that the owner is then renewed at once by rewriting its record.
@@ -132,10 +132,10 @@ class LockOwner(Renewer):
         if self._session is not None:
             self._unlisten = self._session.on_end(ended)
 
-    def on_alive_key_removed(self) -> None:
-        """Make the next renewal independent of the session, because another client has deleted the alive key."""
-        if self._has_alive_key and self._session is not None:
-            self._has_alive_key = False
+    def on_liveness_key_deleted(self) -> None:
+        """Renew at once without the session, because another client has deleted the liveness key."""
+        if self._has_liveness_key and self._session is not None:
+            self._has_liveness_key = False
             self.hurry()
 
     def detach_session(self) -> None:
@@ -218,7 +218,7 @@ class HeldLock(GuardsWork):
 
     @property
     def ownership(self) -> Ownership:
-        """The proof of ownership with which work that depends on the lock checks whether it may continue."""
+        """The ownership of this lock. Work that depends on the lock registers with it, to be stopped at its loss."""
         owner = self.owner
         owner.fork_guard.check()
         with _making:
@@ -262,14 +262,16 @@ class OwnerRenewer:
         return session
 
     async def create(self, owner: LockOwner) -> None:
-        """Store the record of a new owner, and its alive key if it has a session."""
+        """Store the record of a new owner, and its liveness key if it has a session."""
         await self._table.create_owner(owner.id, self._build_record(owner.session), owner.session)
 
     def renew(self, owner: LockOwner) -> Future[float]:
-        """Renew the lease of an owner.
+        """Send the request that renews the lease of an owner.
 
-        While the session lasts, the request only checks that the record and the alive key exist. After its end, the
-        request rewrites the record and deletes the alive key. Without a session, it rewrites the record.
+        - The owner has a session and its liveness key: check that the record and the liveness key exist.
+        - Its session has ended, or its liveness key is gone: rewrite the record and delete the liveness key. From then
+          on the owner has no session.
+        - It has no session: rewrite the record.
 
         Returns:
             A future of the local time at which the request was sent.
@@ -277,25 +279,25 @@ class OwnerRenewer:
         session = owner.session
         if session is None:
             return self._table.renew(owner.id, self._record)
-        if owner.has_alive_key:
-            return self._table.renew_by_session(owner.id, session)
+        if owner.has_liveness_key:
+            return self._table.renew_by_check(owner.id, session)
 
         def detached(sent_at: float) -> float:
             owner.detach_session()
             return sent_at
 
-        return then(self._table.renew_without_session(owner.id, self._record), detached)
+        return then(self._table.renew_and_detach(owner.id, self._record), detached)
 
     def is_taken_over(self, owner: LockOwner, error: BaseException) -> bool:
-        """Return whether a renewal failed because another client has removed the owner.
+        """Handle a failed renewal. Return whether it failed because another client has removed the owner.
 
-        If only its alive key is missing, the owner continues without a session, and the result is False.
+        If only its liveness key is missing, the owner continues without a session, and the result is False.
         """
         if not isinstance(error, Conflict):
             return False
         if owner.session is None or Exists(self._table.owner_key(owner.id)) in error.failed:
             return True
-        owner.on_alive_key_removed()
+        owner.on_liveness_key_deleted()
         return False
 
     async def detach_from_session(self, owner: LockOwner | None) -> None:

@@ -2,13 +2,13 @@
 
     Keys:   owners/<uuid>         O: one per owner, rewritten to renew it unless it names a session; a UUID is never
                                   reused
-            owners/alive/<uuid>   its alive key: bound to the session that O names, created with O and never again
+            owners/alive/<uuid>   its liveness key: bound to the session that O names, created with O and never again
             locks/<name>          L: names its O, or none
     Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
             session, ``session_grace_s`` after the end of that session.
     Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or, if O names a
-            session, without its alive key for ``session_grace_s`` (``OwnerObservations``). The transaction checks
-            exactly that O and that L, and that there is no alive key (``plan_write``).
+            session, without its liveness key for ``session_grace_s`` (``OwnerObservations``). The transaction checks
+            exactly that O and that L, and that there is no liveness key (``plan_write``).
 
 docs/design/locks.md has the race that each check closes.
 """
@@ -35,7 +35,7 @@ LOCKS = "locks"
 LEAST_TTL_S = 0.3
 #: An owner's id is a segment of a key: any other text in an L would make every read of owners fail.
 _OWNER = r"\A(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,120}\Z"
-#: The last segment of an owner's alive key.
+#: The last segment of an owner's liveness key.
 ALIVE = "alive"
 #: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
 TAKEOVER_FACTOR = 1.05
@@ -49,7 +49,7 @@ class OwnerRecord(Record, frozen=True, omit_defaults=True):
         label: Name of the owner, for display.
         host: Host name of the owner's process.
         pid: Process ID.
-        session: ID of the session to which the owner's alive key is bound; "" for none.
+        session: ID of the session to which the owner's liveness key is bound; "" for none.
     """
 
     ttl_s: Annotated[float, Meta(gt=0.0, le=MAX_DURATION_S)]
@@ -88,8 +88,8 @@ _LOCK_RECORD: Decoder[LockRecord] = Decoder(LockRecord, "a lock")
 FREE = LockRecord(None).to_bytes()
 
 
-def alive_key(owner_key: str) -> str:
-    """Return the key of an owner that is bound to its session, so that it exists as long as the owner is alive."""
+def liveness_key(owner_key: str) -> str:
+    """Return the liveness key of an owner. It is bound to the owner's session, so it exists as long as the session."""
     folder, _, owner = owner_key.rpartition("/")
     return f"{folder}/{ALIVE}/{owner}"
 
@@ -111,10 +111,10 @@ def clamp_ttl_s(ttl_s: float, what: str) -> float:
 
 
 def session_grace_s(ttl_s: float) -> float:
-    """Return for how many seconds an owner still counts as alive after its session has ended.
+    """Return for how many seconds other clients do not take an owner's locks after the owner's session has ended.
 
-    In that time, a running process whose session was ended by another client can renew its owner without a session. The
-    grace is 5 % of the TTL, but at least 0.3 and at most 1 second.
+    A process that is still running uses this grace period to continue without the session. The grace period is 5 % of
+    the TTL, but at least 0.3 and at most 1 second.
     """
     return min(1.0, max(0.3, ttl_s * (TAKEOVER_FACTOR - 1)))
 
@@ -128,7 +128,7 @@ class ObservedOwner:
         ttl_s: TTL of the owner in seconds.
         since: Local clock time since which the record is unchanged.
         session: ID of the session that the record names.
-        missing_since: Local clock time since which the owner's alive key is missing. None if it exists, or if the
+        missing_since: Local clock time since which the owner's liveness key is missing. None if it exists, or if the
             record names no session.
     """
 
@@ -140,7 +140,7 @@ class ObservedOwner:
 
     @property
     def dead_at(self) -> float:
-        """The local clock time at which the owner counts as dead if nothing changes. Infinite while its alive key
+        """The local clock time at which the owner counts as dead if nothing changes. Infinite while its liveness key
         exists.
         """
         if not self.session:
@@ -153,8 +153,8 @@ class ObservedOwner:
         Args:
             owner_key: Key of the owner's record.
         """
-        no_alive_key = (Absent(alive_key(owner_key)),) if self.session else ()
-        return (At.of(owner_key, self.version), *no_alive_key)
+        no_liveness_key = (Absent(liveness_key(owner_key)),) if self.session else ()
+        return (At.of(owner_key, self.version), *no_liveness_key)
 
 
 class OwnerObservations:
@@ -165,12 +165,12 @@ class OwnerObservations:
 
     def __init__(self) -> None:
         self._seen: dict[str, ObservedOwner] = {}
-        self._alive_keys: set[str] = set()
+        self._liveness_keys: set[str] = set()
 
-    def record_owner(self, owner: str, version: Hashable, ttl_s: float, now: float, *, session: str = "") -> bool:
-        """Record that a response contained the record of an owner.
+    def observe_owner(self, owner: str, version: Hashable, ttl_s: float, now: float, *, session: str = "") -> bool:
+        """Note the record of an owner, as a response or a watch has shown it.
 
-        If the same response contained the owner's alive key, record that first.
+        Call ``observe_liveness_key`` first if the same response contained the liveness key.
 
         Args:
             owner: ID of the owner.
@@ -184,30 +184,33 @@ class OwnerObservations:
         known = self._seen.get(owner)
         if known is not None and known.version == version:
             return False
-        missing_since = now if session and owner not in self._alive_keys else None
+        missing_since = now if session and owner not in self._liveness_keys else None
         self._seen[owner] = ObservedOwner(version, ttl_s, now, session, missing_since)
         return True
 
-    def record_alive_key(self, owner: str) -> None:
-        """Record that a response contained the alive key of an owner."""
-        self._alive_keys.add(owner)
+    def observe_liveness_key(self, owner: str) -> None:
+        """Note that a response or a watch has shown the liveness key of an owner."""
+        self._liveness_keys.add(owner)
         known = self._seen.get(owner)
         if known is not None and known.missing_since is not None:
             self._seen[owner] = replace(known, missing_since=None)
 
-    def record_missing_alive_key(self, owner: str, now: float) -> None:
-        """Record that a response, which arrived at the local clock time ``now`` or later, showed that an owner has no
-        alive key.
+    def observe_missing_liveness_key(self, owner: str, now: float) -> None:
+        """Note that a response or a watch has shown that an owner has no liveness key.
+
+        Args:
+            owner: ID of the owner.
+            now: Local clock time at which the response arrived, or an earlier time.
         """
-        self._alive_keys.discard(owner)
+        self._liveness_keys.discard(owner)
         known = self._seen.get(owner)
         if known is not None and known.missing_since is None and known.session:
             self._seen[owner] = replace(known, missing_since=now)
 
-    def record_removal(self, owner: str) -> None:
-        """Record that an owner's record was deleted."""
+    def observe_removal(self, owner: str) -> None:
+        """Note that an owner's record was deleted."""
         self._seen.pop(owner, None)
-        self._alive_keys.discard(owner)
+        self._liveness_keys.discard(owner)
 
     def find(self, owner: str) -> ObservedOwner | None:
         """Return the last observation of an owner. None if it was never seen or has been removed."""
@@ -252,7 +255,7 @@ class LockIsHeld:
     Attributes:
         owner: ID of the owner; "" if it is unknown.
         dead_at: Local clock time at which to try again if nothing changes before. Infinite if only a change of the
-            lock, its owner or the alive key helps.
+            lock, its owner or the liveness key helps.
     """
 
     owner: str

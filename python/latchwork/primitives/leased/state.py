@@ -1,8 +1,8 @@
-"""The state of a lock keeper: owners, held locks, busy names and unconfirmed writes. No I/O, one mutex.
+"""The state of a lock keeper: owners, held locks, reserved names and unconfirmed writes. No I/O, one mutex.
 
-A name is busy while a call writes its lock; no other call of this process uses it then. The call is identified by a
-``call_id``, any object. A write is unconfirmed if its outcome is unknown. The keeper resolves it once the name is not
-busy.
+A call reserves the names of the locks that it writes, so that no other call of this process writes them. The call is
+identified by a ``call_id``, any object. A write is unconfirmed if its outcome is unknown. The keeper resolves it once
+the name is not reserved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IDLE_TTLS = 2.0
 
 
 class KeeperState:
-    """Owners, held locks, busy names and unconfirmed writes of a keeper. Thread-safe. Calls nothing with its mutex
+    """Owners, held locks, reserved names and unconfirmed writes of a keeper. Thread-safe. Calls nothing with its mutex
     held.
 
     Attributes:
@@ -37,12 +37,14 @@ class KeeperState:
         self._is_closed = False
         self._making: LockOwner | None = None
         self._ended: list[LockOwner] = []
-        self._busy: dict[str, object] = {}
+        self._reserved: dict[str, object] = {}
         self._unconfirmed: dict[str, UnconfirmedWrite] = {}
 
     def close(self) -> list[HeldLock] | None:
-        """Refuse further calls. Return all held locks, including lost ones, or None if the keeper was already
-        closed.
+        """Mark the keeper as closed, so that later calls raise ``Closed``.
+
+        Returns:
+            All held locks, including lost ones. None if the keeper was already closed.
         """
         with self._changed.mutex:
             if self._is_closed:
@@ -57,15 +59,20 @@ class KeeperState:
             raise Closed("the lock keeper was closed; create another one")
 
     def wait_for_change(self, version: int, timeout_s: float) -> Step[bool]:
-        """Return an awaitable that waits until another call has created an owner or failed, or the keeper was
-        closed.
+        """Wait until another call has created an owner or failed to, the current owner has ended, or the keeper closes.
+
+        Args:
+            version: The version that ``pin_current_owner`` has returned.
+            timeout_s: Seconds to wait.
+        Returns:
+            An awaitable.
         """
         return self._changed.changed_since(version, self._clock, timeout_s)
 
     # Owners
 
-    def begin_owner_use(self, call_id: object) -> tuple[LockOwner | None, int]:
-        """Return the current owner, which is kept until the call has recorded its results.
+    def pin_current_owner(self, call_id: object) -> tuple[LockOwner | None, int]:
+        """Return the current owner. Its record is not deleted until the call ends with ``record_acquired``.
 
         Args:
             call_id: Identifies the call that uses the owner.
@@ -93,8 +100,8 @@ class KeeperState:
             self._making = owner
             return True
 
-    def end_creation(self, owner: LockOwner, *, created: bool) -> None:
-        """Record whether an owner was created.
+    def record_creation_result(self, owner: LockOwner, *, created: bool) -> None:
+        """Record whether the creation of an owner succeeded, and wake the calls that wait for it.
 
         Args:
             owner: The owner.
@@ -103,9 +110,11 @@ class KeeperState:
         with self._changed.mutex:
             self._end_creation(owner, created=created)
 
-    def lose(self, owner: LockOwner) -> list[HeldLock] | None:
-        """End an owner whose lease was lost. Return its locks, which are lost too, or None if it is not the current
-        owner.
+    def end_lost_owner(self, owner: LockOwner) -> list[HeldLock] | None:
+        """End the current owner because its lease has expired or another client has removed it.
+
+        Returns:
+            The locks that were lost with it. None if it is not the current owner.
         """
         with self._changed.mutex:
             if self.current is not owner:
@@ -138,13 +147,15 @@ class KeeperState:
                 self.current = None
             return [owner for owner in self._ended if not owner.held and (end_current or not owner.users)]
 
-    def find_lost_owners_with_session(self) -> list[LockOwner]:
-        """Return the lost owners that still hold locks and may still look alive because of their session."""
+    def find_lost_owners_with_liveness_key(self) -> list[LockOwner]:
+        """Return the lost owners with locks whose liveness keys may still exist, so that other clients cannot take the
+        locks.
+        """
         with self._changed.mutex:
             return [owner for owner in self._ended if owner.held and owner.has_ended and owner.session is not None]
 
-    def record_removal(self, owner: LockOwner) -> None:
-        """Record that the stored record of an owner was deleted."""
+    def remove_ended_owner(self, owner: LockOwner) -> None:
+        """Remove an ended owner from this object, because its stored record was deleted."""
         with self._changed.mutex:
             self._ended = [other for other in self._ended if other is not owner]
 
@@ -166,39 +177,39 @@ class KeeperState:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
-    def mark_busy(self, names: Iterable[str], call_id: object) -> list[str]:
-        """Mark names as busy for the caller, and return the marked names.
+    def reserve_names(self, names: Iterable[str], call_id: object) -> list[str]:
+        """Reserve lock names for a call, and return the reserved names.
 
-        Names that this keeper holds or that are busy already are not marked.
+        Names of locks that this keeper holds, and names that are already reserved, are left out.
         """
         with self._changed.mutex:
             self.check_open()
-            claimed = [name for name in names if not self._is_held_or_busy(name)]
-            self._busy.update(dict.fromkeys(claimed, call_id))
+            claimed = [name for name in names if not self._is_held_or_reserved(name)]
+            self._reserved.update(dict.fromkeys(claimed, call_id))
             return claimed
 
-    def unmark_busy(self, call_id: object) -> list[str]:
-        """Remove the busy marks of a call. Return the names that were marked."""
+    def release_reservations(self, call_id: object) -> list[str]:
+        """Release all names that a call has reserved, and return them."""
         with self._changed.mutex:
-            claimed = [name for name, other in self._busy.items() if other is call_id]
+            claimed = [name for name, other in self._reserved.items() if other is call_id]
             for name in claimed:
-                del self._busy[name]
+                del self._reserved[name]
             return claimed
 
-    def is_held_or_busy(self, name: str) -> bool:
-        """Return whether this keeper holds a lock, or a call is writing it now."""
+    def is_held_or_reserved(self, name: str) -> bool:
+        """Return whether this keeper holds a lock, or a call has reserved its name."""
         with self._changed.mutex:
-            return self._is_held_or_busy(name)
+            return self._is_held_or_reserved(name)
 
-    def find_busy(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that a call of this process is writing now."""
+    def find_reserved(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that calls have reserved."""
         with self._changed.mutex:
-            return [name for name in names if name in self._busy]
+            return [name for name in names if name in self._reserved]
 
     def record_acquired(
         self, owner: LockOwner, holds: Sequence[HeldLock], unconfirmed: Iterable[UnconfirmedWrite], call_id: object
     ) -> dict[str, HeldLock]:
-        """Record the results of an acquisition, and end the call's use of the owner.
+        """Record the results of an acquisition. Ends what ``pin_current_owner`` has begun.
 
         Args:
             owner: The owner.
@@ -222,13 +233,13 @@ class KeeperState:
         return {held.name: held for held in holds}
 
     def begin_release(self, holds: Iterable[HeldLock], call_id: object) -> list[UnconfirmedWrite]:
-        """Stop counting these locks as held, and mark their names as busy.
+        """Remove locks from the held ones and reserve their names, before the release is sent to the server.
 
-        Before the release is sent, an unconfirmed write is recorded for each lock, so that the lock is released
-        whatever happens to the request.
+        An unconfirmed write is recorded for each lock, so that the background thread retries the release until the
+        caller passes the writes to ``remove_unconfirmed``.
 
         Returns:
-            These unconfirmed writes.
+            The unconfirmed writes.
         """
         with self._changed.mutex:
             unconfirmed = [UnconfirmedWrite(held.name, held.entry) for held in holds]
@@ -237,7 +248,7 @@ class KeeperState:
                 if held.owner.held.get(held.name) is held:
                     del held.owner.held[held.name]
                 held.owner.idle_since = self._clock.now()
-                self._busy.setdefault(held.name, call_id)  # a lost one may be being taken again
+                self._reserved.setdefault(held.name, call_id)  # a lost one may be being taken again
         return unconfirmed
 
     # Doubts
@@ -248,20 +259,21 @@ class KeeperState:
         with self._changed.mutex:
             return list(self._unconfirmed.values())
 
-    def begin_resolving(self, write: UnconfirmedWrite, call_id: object) -> frozenset[str] | None:
-        """Mark the name of an unconfirmed write as busy, before the write is resolved.
+    def reserve_for_resolution(self, write: UnconfirmedWrite, call_id: object) -> frozenset[str] | None:
+        """Reserve the lock name of an unconfirmed write for the call that will resolve the write.
 
         Returns:
-            The IDs of owners from which the lock may be released. None if there is nothing to do now.
+            IDs of this keeper's owners: if the stored lock names one of them, it must be released. None if the name
+                could not be reserved, or the write was already resolved.
         """
         name = write.name
         with self._changed.mutex:
-            if self._unconfirmed.get(name) is not write or name in self._busy:
+            if self._unconfirmed.get(name) is not write or name in self._reserved:
                 return None
-            if self._is_held_or_busy(name):  # taken again since: the doubtful write can land no more
+            if self._is_held_or_reserved(name):  # taken again since: the doubtful write can land no more
                 del self._unconfirmed[name]
                 return None
-            self._busy[name] = call_id
+            self._reserved[name] = call_id
             # The work of a lost hold may still be running: its lock expires, or its holder releases it.
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
@@ -287,6 +299,6 @@ class KeeperState:
         owners = [owner for owner in (self.current, *self._ended) if owner is not None]
         return [held for owner in owners for held in owner.held.values()]
 
-    def _is_held_or_busy(self, name: str) -> bool:
+    def _is_held_or_reserved(self, name: str) -> bool:
         owner = self.current
-        return name in self._busy or (owner is not None and name in owner.held and not owner.has_ended)
+        return name in self._reserved or (owner is not None and name in owner.held and not owner.has_ended)

@@ -30,7 +30,7 @@ from latchwork.primitives.leased.protocol import (
     OwnerObservations,
     OwnerRecord,
     UnconfirmedWrite,
-    alive_key,
+    liveness_key,
     plan_adoption,
     plan_write,
 )
@@ -72,9 +72,9 @@ class LockTable:
         """Return the key of the owner with this ID."""
         return f"{OWNERS}/{owner}"
 
-    def alive_key(self, owner: str) -> str:
-        """Return the alive key of an owner, which is bound to the owner's session."""
-        return alive_key(self.owner_key(owner))
+    def liveness_key(self, owner: str) -> str:
+        """Return the liveness key of an owner. It exists as long as the owner's session."""
+        return liveness_key(self.owner_key(owner))
 
     # What is known of the owners
 
@@ -97,16 +97,16 @@ class LockTable:
                 if not folder:
                     owners.append((owner, entry))
                 elif folder == ALIVE and entry is not None:
-                    self._observations.record_alive_key(owner)
+                    self._observations.observe_liveness_key(owner)
                 elif folder == ALIVE:
-                    self._observations.record_missing_alive_key(owner, now)
+                    self._observations.observe_missing_liveness_key(owner, now)
             for owner, entry in owners:
                 if entry is None:
-                    self._observations.record_removal(owner)
+                    self._observations.observe_removal(owner)
                     gone.append(owner)
                 else:
                     ttl_s, session = _parse_owner(entry)
-                    self._observations.record_owner(owner, entry.version, ttl_s, now, session=session)
+                    self._observations.observe_owner(owner, entry.version, ttl_s, now, session=session)
         return gone
 
     def find_observed_owner(self, owner: str) -> ObservedOwner | None:
@@ -137,13 +137,11 @@ class LockTable:
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
     async def read_locks(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
-        """Read these locks and, where needed, the records of their owners.
-
-        An owner is read if it was never seen, or if only its alive key shows that it is alive.
+        """Read these locks, and record the state of their owners where it is unknown or may be stale.
 
         Args:
             names: Names of the locks.
-            fresh: Read all owners that the locks name.
+            fresh: Read all owners that the locks name, whatever is known of them.
         Returns:
             The entries of the locks by name, None for a lock without a record.
         """
@@ -154,17 +152,17 @@ class LockTable:
         return entries
 
     def _must_read_owner(self, owner: str) -> bool:
-        """Return whether an owner must be read before its locks are acquired.
+        """Return whether an owner must be read before this client decides on its locks.
 
-        That is so if it was never seen, or if it counts as alive because of its alive key: a late response may have
-        shown that key after it was removed.
+        True if it was never seen, or if only its liveness key shows that it is alive. The last response that showed
+        that key may be older than the deletion of the key.
         """
         seen = self.find_observed_owner(owner)
         return seen is None or seen.dead_at == math.inf
 
     async def find_removed_owners(self, owners: Sequence[str]) -> list[str]:
-        """Read the records and alive keys of these owners. Return the IDs of the owners that have no record."""
-        keys = [key for owner in owners for key in (self.owner_key(owner), self.alive_key(owner))]
+        """Read the records and liveness keys of these owners. Return the IDs of the owners that have no record."""
+        keys = [key for owner in owners for key in (self.owner_key(owner), self.liveness_key(owner))]
         found = await ask(self.store.get_many, keys) if keys else []
         return self._record_entries(list(zip(keys, found, strict=True)))
 
@@ -182,7 +180,7 @@ class LockTable:
         """
         found = {entry.key: entry for entry in await ask(self.store.list, OWNERS, recursive=True)}
         owners = [key for key in found if key.count("/") == 1]
-        self._record_entries([(key, found.get(key)) for owner in owners for key in (owner, alive_key(owner))])
+        self._record_entries([(key, found.get(key)) for owner in owners for key in (owner, liveness_key(owner))])
         with self._lock:
             dead = self._observations.find_owners_dead_for_ttl(self.store.clock.now())
         return {self.owner_key(owner): seen.build_unchanged_checks(self.owner_key(owner)) for owner, seen in dead}
@@ -195,31 +193,29 @@ class LockTable:
         own_id: str,
         written: dict[str, Entry | UnconfirmedWrite],
         *,
-        only_from: str | None = None,
+        from_owner: str | None = None,
     ) -> None:
-        """Acquire each lock that is free or whose owner is dead.
-
-        With ``only_from``, acquire only the locks of that owner, alive or dead. ``written`` is also filled if the call
-        fails.
+        """Acquire each lock that is free or whose owner is dead, for one of this client's owners.
 
         Args:
             names: Names of the locks.
-            own_id: ID of our owner.
+            own_id: ID of the owner that acquires the locks.
             written: Receives by name the new entry of each acquired lock, and an ``UnconfirmedWrite`` for each write
-                whose outcome is unknown.
-            only_from: ID of the owner from which to acquire the locks. None for any.
+                whose outcome is unknown. Also filled if the call raises an error.
+            from_owner: Take over only the locks of the owner with this ID, whether it is alive or dead. None acquires
+                free locks and locks of dead owners.
         Raises:
             OutcomeUnknown: The answer to a transaction was lost. Later ones were not tried.
             Unavailable: A transaction failed. Later ones were not tried.
             Conflict: The record of our owner was deleted.
         """
-        guess = len(names) >= _GUESS_FROM and only_from is None
+        guess = len(names) >= _GUESS_FROM and from_owner is None
         todo = [(list(names[at : at + _BATCH]), 0) for at in range(0, len(names), _BATCH)]
         while todo:
             batch, tries = todo.pop(0)
             entries = dict.fromkeys(batch) if guess else await self.read_locks(batch, fresh=tries > 0)
             mine = LockRecord(own_id, uuid.uuid4().hex, round(time.time(), 3)).to_bytes()
-            now, later = _split_writes_by_size(self._plan_writes(entries, self.owner_key(own_id), mine, only_from))
+            now, later = _split_writes_by_size(self._plan_writes(entries, self.owner_key(own_id), mine, from_owner))
             if later:
                 todo.insert(0, (later, tries))
             try:
@@ -231,7 +227,7 @@ class LockTable:
                 guess = False  # wrong once, it would be wrong again
 
     def _plan_writes(
-        self, entries: dict[str, Entry | None], own_key: str | None, value: bytes, only_from: str | None = None
+        self, entries: dict[str, Entry | None], own_key: str | None, value: bytes, from_owner: str | None = None
     ) -> dict[str, LockWrite]:
         now = self.store.clock.now()
         writes = {}
@@ -239,8 +235,8 @@ class LockTable:
             for name, entry in entries.items():
                 owner = get_owner(entry) or ""
                 key, owner_key, seen = self.lock_key(name), self.owner_key(owner), self._observations.find(owner)
-                if only_from is not None and own_key is not None:
-                    old = self.owner_key(only_from)
+                if from_owner is not None and own_key is not None:
+                    old = self.owner_key(from_owner)
                     decision = plan_adoption(key, entry, value, own_key=own_key, owner_key=owner_key, old=old)
                 else:
                     decision = plan_write(key, entry, value, own_key=own_key, owner_key=owner_key, seen=seen, now=now)
@@ -275,7 +271,7 @@ class LockTable:
     def _record_removals(self, owners: Iterable[str]) -> None:
         with self._lock:
             for owner in owners:
-                self._observations.record_removal(owner)
+                self._observations.observe_removal(owner)
 
     async def release(self, held: dict[str, Entry]) -> list[str]:
         """Release these locks, unless their entries have changed.
@@ -303,11 +299,11 @@ class LockTable:
         return gone
 
     async def resolve_write(self, write: UnconfirmedWrite, own_ids: frozenset[str]) -> None:
-        """Make sure that a write with an unknown outcome has no effect now or later. Afterwards the lock is not held.
+        """Undo a write whose outcome is unknown, or write the lock before it, so that it can no longer be applied.
 
         Args:
             write: The write.
-            own_ids: IDs of all owners that this keeper has ever used.
+            own_ids: IDs of this keeper's owners. If the lock names one of them, it is released.
         Raises:
             Conflict, Unavailable, OutcomeUnknown: The write may still have an effect. Try again later.
         """
@@ -325,37 +321,37 @@ class LockTable:
     # Owners
 
     async def create_owner(self, owner: str, record: OwnerRecord, session: Session | None) -> None:
-        """Store the record of a new owner, and its alive key if a session is given.
+        """Store the record of a new owner, and its liveness key if a session is given.
 
         If the outcome is unknown, an owner without locks may exist. Call ``delete_owner`` then.
 
         Args:
             owner: ID of the owner.
             record: The record to store.
-            session: The session to which the alive key is bound. None for no alive key.
+            session: The session to which the liveness key is bound. None for no liveness key.
         """
         key, value = self.owner_key(owner), record.to_bytes()
         if session is None:
             await ask(self.store.create, key, value)
         else:
-            await ask(self.store.commit, [], [Create(key, value), Create(self.alive_key(owner), b"", session)])
+            await ask(self.store.commit, [], [Create(key, value), Create(self.liveness_key(owner), b"", session)])
 
-    async def delete_owner(self, owner: str, *, has_alive_key: bool = True) -> None:
-        """Delete the record of an owner, and its alive key. All locks that name the owner are then free.
+    async def delete_owner(self, owner: str, *, has_liveness_key: bool = True) -> None:
+        """Delete the record of an owner and its liveness key, which frees all its locks.
 
         Args:
             owner: ID of the owner.
-            has_alive_key: Whether the owner may have an alive key. With False, only the record is deleted.
+            has_liveness_key: Whether the owner may have a liveness key. With False, only the record is deleted.
         """
-        if has_alive_key:
-            await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.alive_key(owner))])
+        if has_liveness_key:
+            await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.liveness_key(owner))])
         else:
             await ask(self.store.delete, self.owner_key(owner))
         self._record_removals([owner])
 
-    async def delete_alive_key(self, owner: str) -> None:
-        """Delete the alive key of an owner. Other clients can take its locks ``session_grace_s`` seconds later."""
-        await ask(self.store.delete, self.alive_key(owner))
+    async def delete_liveness_key(self, owner: str) -> None:
+        """Delete the liveness key of an owner. Other clients can take its locks ``session_grace_s`` seconds later."""
+        await ask(self.store.delete, self.liveness_key(owner))
 
     def renew(self, owner: str, record: OwnerRecord) -> Future[float]:
         """Renew an owner by rewriting its record, which must exist.
@@ -370,8 +366,8 @@ class LockTable:
         written = self.store.start_call("commit", [Exists(key)], [Put(key, record.to_bytes())])
         return then(written, lambda _written: sent_at)
 
-    def renew_by_session(self, owner: str, session: Session) -> Future[float]:
-        """Check that the record and the alive key of an owner exist. Nothing is written.
+    def renew_by_check(self, owner: str, session: Session) -> Future[float]:
+        """Renew an owner that has a session, by checking that its record and its liveness key exist. Writes nothing.
 
         If the backend supports it, the same transaction renews the session.
 
@@ -379,11 +375,11 @@ class LockTable:
             A future of the local time at which the request was sent.
         """
         sent_at = self.store.clock.now()
-        checks = [Exists(self.owner_key(owner)), Exists(self.alive_key(owner))]
+        checks = [Exists(self.owner_key(owner)), Exists(self.liveness_key(owner))]
         return then(self.store.start_call("commit", checks, [], by=session), lambda _checked: sent_at)
 
-    def renew_without_session(self, owner: str, record: OwnerRecord) -> Future[float]:
-        """Rewrite the record of an owner, which must exist, and delete its alive key.
+    def renew_and_detach(self, owner: str, record: OwnerRecord) -> Future[float]:
+        """Renew an owner whose session has ended: rewrite its record, which must exist, and delete its liveness key.
 
         From then on, other clients treat the owner as alive only as long as it rewrites its record.
 
@@ -396,18 +392,18 @@ class LockTable:
         return then(written, lambda _written: sent_at)
 
     async def detach_owner_from_session(self, owner: str, record: OwnerRecord) -> None:
-        """Rewrite the record of an owner and delete its alive key, so that it no longer depends on its session. Wait
+        """Rewrite the record of an owner and delete its liveness key, so that it no longer depends on its session. Wait
         for the result.
         """
         await ask(self.store.commit, [Exists(self.owner_key(owner))], self._build_detach_ops(owner, record))
 
     def _build_detach_ops(self, owner: str, record: OwnerRecord) -> list[Op]:
-        return [Put(self.owner_key(owner), record.to_bytes()), Delete(self.alive_key(owner))]
+        return [Put(self.owner_key(owner), record.to_bytes()), Delete(self.liveness_key(owner))]
 
-    async def renew_other(self, owner: str) -> None:
-        """Renew the owner of another process once, so that no client considers it dead during an adoption.
+    async def renew_for_adoption(self, owner: str) -> None:
+        """Renew another process's owner once before its locks are adopted, so that no third client takes them.
 
-        The session is removed from its record, because it may end at any time. Its alive key is deleted, so that its
+        The session is removed from its record, because it may end at any time. Its liveness key is deleted, so that its
         process notices the adoption if it is running. Nothing is done if the owner does not exist.
         """
         while (entry := await ask(self.store.get, self.owner_key(owner))) is not None:
