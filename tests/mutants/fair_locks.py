@@ -73,7 +73,7 @@ DEFECTS = (
         id_of("primitives/lock", "a_release_that_does_not_get_through_goes_on_in_the_background", on="memory"),
     ),
     Defect(
-        "Work",
+        "GuardedWork",
         "a renewal withdraws a stop that the work has seen",
         "primitives/waiting/ownership.py",
         "            self._stop_with_warning()  # who",
@@ -124,7 +124,7 @@ DEFECTS = (
         "LeaderLatch",
         "a latch leaves the queue before its listeners have ended",
         "primitives/fair/latch.py",
-        "        await self._announcer.wait_delivered(self._store.clock, _REVOKE_TIMEOUT_S)\n",
+        "        await self._announcer.wait_until_delivered(self._store.clock, _REVOKE_TIMEOUT_S)\n",
         "",
         id_of("primitives/latch", "revoked_listeners_end_before_the_next_candidate_leads", on="memory"),
     ),

@@ -132,7 +132,7 @@ def test_a_lost_term_tells_its_listeners_and_its_work(election, connect, store, 
         session_store.session.mark_ended()
         assert work.wait(10.0)
         with pytest.raises(NotLeader):
-            work.check()
+            work.raise_if_stopped()
     eventually(lambda: told == ["lost"])
     assert term.lost.is_set()
     assert not term.is_leader
@@ -161,7 +161,7 @@ def test_run_campaigns_again_after_a_loss_until_its_work_ends_by_itself(election
         leading.set()
         if len(tokens) == 1:
             while True:
-                work.check()
+                work.raise_if_stopped()
                 work.wait(0.05)
         return "done"
 

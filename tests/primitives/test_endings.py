@@ -78,7 +78,7 @@ def test_a_hold_is_lost_at_once_when_its_session_or_store_is_closed(connect, hol
         assert held.remaining_s() == 0.0
         assert told.wait(SOON_S)
         with pytest.raises((LockLost, NotLeader)):
-            work.check()
+            work.raise_if_stopped()
 
 
 def test_a_latch_is_revoked_at_once_when_its_session_or_store_is_closed(connect, end):

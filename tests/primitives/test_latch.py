@@ -618,7 +618,7 @@ def test_leaving_tells_the_work_to_stop_at_once(queue):
         latch.leave()
         assert work.stopped.is_set()
         with pytest.raises(NotLeader):
-            work.check()
+            work.raise_if_stopped()
     with pytest.raises(NotLeader):
         latch.guard_work()
 

@@ -18,7 +18,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Once
-from latchwork.primitives.waiting.ownership import Work
+from latchwork.primitives.waiting.ownership import GuardedWork
 from latchwork.testing import Fault, FaultyStore
 from latchwork.types import Put
 from primitives.lost_answers import lose_answer
@@ -258,7 +258,9 @@ def give_up(_work):
     raise RuntimeError("given up")
 
 
-@pytest.mark.parametrize("obey", [lambda _work: b"half", give_up, Work.check], ids=["return", "raise", "check"])
+@pytest.mark.parametrize(
+    "obey", [lambda _work: b"half", give_up, GuardedWork.raise_if_stopped], ids=["return", "raise", "check"]
+)
 def test_what_ends_after_being_told_to_stop_is_no_outcome_and_is_run_again_when_there_is_time(
     once, connect, monkeypatch, obey
 ):

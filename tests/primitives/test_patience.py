@@ -114,7 +114,7 @@ def test_every_primitive_is_here():
         "CreateClaimed",
         "TakerShard",
     }
-    parts |= {"Term", "Ticket", "View", "ViewChange", "Work"}
+    parts |= {"Term", "Ticket", "View", "ViewChange", "GuardedWork"}
     kinds = {name for name in primitives.__all__ if isinstance(getattr(primitives, name), type)}
     assert {name.partition(".")[0] for name in WAITS} | WITHOUT_WAITS == kinds - parts
 

@@ -345,7 +345,7 @@ def test_work_under_a_persistent_lock_is_told_to_stop_before_the_lock_can_run_ou
         assert work.wait(30.0)
         assert lock.remaining_s() > 0.0
         with pytest.raises(LockLost, match="lock 'orders' ends in"):
-            work.check()
+            work.raise_if_stopped()
 
 
 def test_releasing_a_persistent_lock_stops_its_work_at_once(store):

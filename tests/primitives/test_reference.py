@@ -34,7 +34,7 @@ PARTS = {
     "Ticket": "Lock",
     "View": "Group",
     "ViewChange": "Group",
-    "Work": "Work under an ownership",
+    "GuardedWork": "Work under an ownership",
     "force_release": "LockKeeper",
     "forget": "What stays",
     "forget_free_locks": "LockKeeper",

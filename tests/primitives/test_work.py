@@ -46,7 +46,7 @@ def test_a_renewal_in_time_lets_the_work_go_on():
     with lease.ownership.guard_work(margin_s=0.1) as work:
         lease.until += 100.0
         assert not work.wait(0.6)
-        work.check()
+        work.raise_if_stopped()
 
 
 def test_a_renewal_after_the_margin_does_not_take_the_stop_back():
@@ -56,7 +56,7 @@ def test_a_renewal_after_the_margin_does_not_take_the_stop_back():
         lease.until += 100.0
         assert work.is_stopped
         with pytest.raises(LockLost):
-            work.check()
+            work.raise_if_stopped()
 
 
 def test_a_stop_that_the_work_has_seen_is_not_taken_back_though_its_thread_saw_the_renewal_only():
@@ -73,10 +73,10 @@ def test_a_stop_that_the_work_has_seen_is_not_taken_back_though_its_thread_saw_t
 def test_check_raises_what_the_ownership_is_and_says_how_long_it_lasts(error):
     lease = Lease(50.0, error)
     with lease.ownership.guard_work(margin_s=100.0) as work, pytest.raises(error, match=r"ends in .* stop the work"):
-        work.check()
+        work.raise_if_stopped()
     lease.ownership.end()
     with pytest.raises(error, match="lock 'orders' is not ours any more"):
-        work.check()
+        work.raise_if_stopped()
 
 
 def test_an_ownership_that_ends_stops_all_its_work_at_once():

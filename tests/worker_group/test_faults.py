@@ -95,7 +95,7 @@ def test_work_is_told_to_stop_by_a_fault(team, worker, all_at_once):
         worker("b", replace=True)
         assert work.wait(60.0)
         with pytest.raises(EpochEnded):
-            work.check()
+            work.raise_if_stopped()
 
 
 def test_a_function_is_run_again_by_all_after_a_fault_and_every_worker_completes(

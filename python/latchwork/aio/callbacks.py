@@ -21,7 +21,7 @@ from latchwork._base.execution_context import Caller, acting_for, current
 from latchwork._base.user_code import await_user, is_interrupt, wrap_failure
 from latchwork.aio.wrapper import wrap_async
 from latchwork.backends.futures import LightFuture, reject, resolve
-from latchwork.primitives import Work
+from latchwork.primitives import GuardedWork
 from latchwork.store.driving.background_loop import spawn
 from latchwork.store.driving.loop import LoopMailbox, share_caller
 from latchwork.store.steps import Step
@@ -35,7 +35,7 @@ _LOOP_CHECK_S = 0.5
 def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
     """Wrap a user's ``async def`` function in a function that runs it as a task of this event loop.
 
-    The task is canceled when its ``Work`` has to stop.
+    The task is canceled when its ``GuardedWork`` has to stop.
 
     Args:
         fn: The user's function.
@@ -82,7 +82,7 @@ class TaskStep(Step[Any]):
         future: Future[Any] = LightFuture()
         task.add_done_callback(lambda _: self._ended(future))
         for work in self._args:
-            if isinstance(work, Work):
+            if isinstance(work, GuardedWork):
                 remove = work.stopped.call_when_set(lambda: mailbox.post(self._stop, None))
                 task.add_done_callback(lambda _, remove=remove: remove())  # type: ignore[misc]
         return future

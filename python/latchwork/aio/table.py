@@ -50,7 +50,7 @@ ROWS = (
     Row(Watch, hidden=("attach",)),
     Row(Mirror, AsyncMirror, ("attach",)),
     Row(Signal, AsyncSignal, ("set", "clear", "call_when_set", "isSet")),
-    Row(primitives.Work, hidden=("begin", "finish", "stop")),
+    Row(primitives.GuardedWork, hidden=("start_watching", "stop_watching", "request_stop")),
     Row(primitives.Lock, hidden=_HOLDS),
     Row(
         ModeLock,

@@ -30,7 +30,7 @@ from latchwork.cli.outcome import TERMINATED, UsageError, exit_on_sigterm, quiet
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobContext, Schedule, Threads
-from latchwork.primitives import LeaderLatch, Lock, Work
+from latchwork.primitives import GuardedWork, LeaderLatch, Lock
 from latchwork.store import Store, connect
 
 _PR_SET_PDEATHSIG = 1
@@ -282,7 +282,7 @@ def elect(
     with exit_on_sigterm(TERMINATED), _store(url, ttl_s) as store:
         ttl_s = store.session.ttl_s
 
-        def lead(work: Work) -> int:
+        def lead(work: GuardedWork) -> int:
             variables = {"LATCHWORK_ELECTION": name, "LATCHWORK_TOKEN": str(work.fence.token)}
             return _run(words, work, variables, ttl_s)
 
@@ -291,7 +291,7 @@ def elect(
     raise typer.Exit(code)
 
 
-def _run(words: list[str], work: Work, env: dict[str, str], ttl_s: float) -> int:
+def _run(words: list[str], work: GuardedWork, env: dict[str, str], ttl_s: float) -> int:
     try:
         return run_while_owned(words, env, work.remaining_s, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
     except ChildFailed as error:

@@ -23,7 +23,7 @@ from latchwork.primitives.queue.partition_reader import TakerShard
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.removal import forget
-from latchwork.primitives.waiting.ownership import Work
+from latchwork.primitives.waiting.ownership import GuardedWork
 
 __all__ = [
     "Barrier",
@@ -35,6 +35,7 @@ __all__ = [
     "Election",
     "Group",
     "GroupMember",
+    "GuardedWork",
     "HeldLock",
     "Leader",
     "LeaderLatch",
@@ -58,7 +59,6 @@ __all__ = [
     "Ticket",
     "View",
     "ViewChange",
-    "Work",
     "WorkQueue",
     "force_release",
     "forget",

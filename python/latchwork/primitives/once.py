@@ -37,7 +37,7 @@ from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.arguments import check_integer, check_name
 from latchwork.primitives.waiting.closable import Closable
 from latchwork.primitives.waiting.deadline import Deadline
-from latchwork.primitives.waiting.ownership import MARGIN_PART, Ownership, Work, check_function
+from latchwork.primitives.waiting.ownership import MARGIN_PART, GuardedWork, Ownership, check_function
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_user_function, driven
@@ -124,7 +124,7 @@ class Once(Closable):
         return f"<Once {self.name!r}>"
 
     @driven
-    async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
+    async def run(self, fn: Callable[[GuardedWork], bytes | None], *, timeout_s: float | None = None) -> bytes:
         """Run the function if no process has run it, or wait for another process that runs it. Return its result.
 
         If the function ends after ``work`` was stopped, it may be half done, so nothing is recorded. It runs again here
@@ -165,7 +165,7 @@ class Once(Closable):
                 raise WaitTimeout(f"{self._what} is still being run by {runner}; wait longer, or check that process")
 
     async def _wait_for_outcome(
-        self, fn: Callable[[Work], bytes | None], waiter: Waiter, deadline: Deadline
+        self, fn: Callable[[GuardedWork], bytes | None], waiter: Waiter, deadline: Deadline
     ) -> Entry | None:
         """Wait for the outcome, and run the function if it is our turn.
 
@@ -190,7 +190,7 @@ class Once(Closable):
         Raises:
             OnceFailed: The function failed.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         entry = await self._outcome()
         return None if entry is None else _decode_result(entry, self._what)
 
@@ -210,7 +210,7 @@ class Once(Closable):
 
         Clients that are waiting may get the old outcome or the new one.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         await ask(self._store.delete, self._starts_key)
         await ask(self._store.delete, self._outcome_key)
 
@@ -235,7 +235,7 @@ class Once(Closable):
             if any(change.entry is not None for change in batch):
                 turn.cancel()  # not the other waiter, which still has to read the outcome
 
-        with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
+        with self._waits.open_waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
             watch.subscribe(on_outcome)
             try:
                 return await wait_for_turn(self._queue, turn, deadline)
@@ -246,7 +246,7 @@ class Once(Closable):
 
     # Running
 
-    async def _run_and_record(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry:
+    async def _run_and_record(self, fn: Callable[[GuardedWork], bytes | None], position: QueuePosition) -> Entry:
         """Run the function until it ends without being stopped, and record its outcome. The caller is first in the
         queue.
 
@@ -265,9 +265,9 @@ class Once(Closable):
             entry = await self._run_function(fn, position) or await self._wait_after_stop(position)
             if entry is not None:
                 return entry
-            self._waits.check()
+            self._waits.ensure_usable()
 
-    async def _run_function(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry | None:
+    async def _run_function(self, fn: Callable[[GuardedWork], bytes | None], position: QueuePosition) -> Entry | None:
         """Run the function once and record its outcome.
 
         Args:
@@ -319,11 +319,11 @@ class Once(Closable):
             raise self._lost()
         return entry
 
-    async def _call_function(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
+    async def _call_function(self, fn: Callable[[GuardedWork], bytes | None], work: GuardedWork) -> bytes:
         own = self._running.own
         own["here"] = True
         try:
-            work.begin()
+            work.start_watching()
             value: object = await call_user_function(fn, work)
         except Exception as error:
             if work.is_stopped:
@@ -333,7 +333,7 @@ class Once(Closable):
             raise
         finally:
             own["here"] = False
-            await work.finish()
+            await work.stop_watching()
         if work.is_stopped:
             raise _EndedAfterStop
         if value is None:

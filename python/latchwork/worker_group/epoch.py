@@ -69,7 +69,7 @@ class WorkerEpoch:
         with self._lock:
             self._is_over = True
             barriers = list(self._barriers.values())
-        self.ownership.lose()
+        self.ownership.mark_lost()
         for barrier in barriers:
             barrier.close()
 

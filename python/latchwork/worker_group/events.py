@@ -102,7 +102,7 @@ class EventListeners:
         if self._reader is not None and not self._reader.is_running_here:
             await self._reader
         if self._announcer is not None and self._dispatcher is not None:
-            await self._announcer.wait_delivered(self._store.clock, 1.0)
+            await self._announcer.wait_until_delivered(self._store.clock, 1.0)
             self._dispatcher.close()
             self._dispatcher.close_callback_queues()
 

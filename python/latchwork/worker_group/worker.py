@@ -12,7 +12,7 @@ from latchwork._base.event import Signal
 from latchwork._base.text import reason
 from latchwork._base.user_code import is_ending, is_interrupt
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
-from latchwork.primitives.waiting import Closable, Deadline, Work, check_member
+from latchwork.primitives.waiting import Closable, Deadline, GuardedWork, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_user_function, driven, shielded, steps_of
 from latchwork.store.store import Store
@@ -259,13 +259,13 @@ class GroupWorker(Closable):
         membership = self._core.membership
         return membership is not None and self._core.exit_error is None and membership.session.remaining_s() > 0.0
 
-    def guard_work(self, margin_s: float | None = None) -> Work:
+    def guard_work(self, margin_s: float | None = None) -> GuardedWork:
         """Return a cancellation token for work. It is set when a worker of the group is lost, and before the session
         can expire.
 
         Args:
             margin_s: Seconds before the end of the session at which the token is set; None uses the default of
-                ``Work``.
+                ``GuardedWork``.
         """
         return self._core.current_epoch().ownership.guard_work(margin_s)
 

@@ -275,7 +275,7 @@ class WorkerCore:
             worker_epoch: The worker's epoch during the wait.
             error: Error of the wait.
         """
-        self.waits.check(error)
+        self.waits.ensure_usable(error)
         if self._exit_error is not None:
             return self._exit_error
         if self._failure is not None:

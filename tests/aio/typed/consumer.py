@@ -78,7 +78,7 @@ async def locks(store: aio.Store) -> None:
     async with lock as fence:
         assert_type(fence, Fence)
         async with lock.guard_work() as work:
-            assert_type(work, aio.Work)
+            assert_type(work, aio.GuardedWork)
             assert_type(await work.wait(1.0), bool)
     assert_type(await lock.acquire(timeout_s=0), Fence)
     assert_type(lock.is_held, bool)
@@ -106,11 +106,11 @@ async def locks(store: aio.Store) -> None:
 
 
 async def leading(store: aio.Store) -> None:
-    async def lead(work: aio.Work) -> str:
+    async def lead(work: aio.GuardedWork) -> str:
         await work.wait()
         return "done"
 
-    async def govern(term: aio.Term, work: aio.Work) -> int:
+    async def govern(term: aio.Term, work: aio.GuardedWork) -> int:
         await term.proclaim(b"hello")
         return 1
 
@@ -166,7 +166,7 @@ async def numbers(store: aio.Store) -> None:
     assert_type(await aio.Sequence(store, "ids").take(record, count=3), range)
     await aio.RateLimiter(store, "api", permits=10, interval_s=1.0).acquire()
 
-    async def once(work: aio.Work) -> bytes | None:
+    async def once(work: aio.GuardedWork) -> bytes | None:
         return b"made"
 
     assert_type(await aio.Once(store, "schema").run(once), bytes)

@@ -24,7 +24,7 @@ class OnceModel(Model):
             try:
                 self.writes.write(me, work.fence)
                 work.wait(seconds)
-                work.check()
+                work.raise_if_stopped()
                 self.writes.write(me, work.fence)
             finally:
                 running[0] = False

@@ -106,7 +106,7 @@ class Barrier(BarrierMember, Closable):
         Returns:
             Whether it has passed, and a precondition that fails once any generation has passed or was broken since.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         snapshot = self._build_snapshot(await ask(self._store.get, self._keys.state_key), None)
         return snapshot.state.has_passed(generation), snapshot.open_check
 

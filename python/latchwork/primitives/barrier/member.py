@@ -220,13 +220,13 @@ class BarrierMember:
 
     async def _read_state(self) -> BarrierRecord:
         """Read the state of the barrier. Return the initial state if the barrier was never used."""
-        self._waits.check()
+        self._waits.ensure_usable()
         entry = await ask(self._store.get, self._keys.state_key)
         return self._initial if entry is None else BarrierRecord.from_entry(entry)
 
     async def _arrived(self) -> list[str]:
         """Return the IDs of the members that have arrived at the open phase, sorted."""
-        self._waits.check()
+        self._waits.ensure_usable()
         snapshot, entries = await self._read_all()
         return sorted(find_arrived(self._keys, entries, snapshot.state.phase))
 
@@ -278,7 +278,7 @@ class BarrierMember:
             lacking: Returns IDs of required members, given the basis of the open phase. The phase is broken only if one
                 of them has not arrived. None breaks it in any case.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
         if lacking is None:

@@ -24,7 +24,7 @@ from latchwork.primitives.fair.session_lock import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, wait_for_turn
 from latchwork.primitives.waiting.arguments import check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.deadline import Deadline
-from latchwork.primitives.waiting.ownership import GuardsWork, Ownership, Work, check_function, run_guarded
+from latchwork.primitives.waiting.ownership import GuardedWork, Ownership, OwnershipHolder, check_function, run_guarded
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, shielded, steps_of
@@ -80,13 +80,13 @@ class Election:
             LatchworkError: The call is inside a callback, which must not wait.
             Unavailable, OutcomeUnknown: The server could not be reached in time. Nothing is left behind.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         check_bytes(value, f"the value of {self._what}")
         campaign_lock = _CampaignLock(
             self._store, self._what, self._queue, session=self._session, value=value, on_end=self._forget
         )
         with self._lock:
-            self._waits.check()
+            self._waits.ensure_usable()
             self._campaign_locks.add(campaign_lock)
         try:
             await steps_of(campaign_lock.acquire)(timeout_s)
@@ -98,7 +98,7 @@ class Election:
     @driven
     async def run(
         self,
-        fn: Callable[[Term, Work], T],
+        fn: Callable[[Term, GuardedWork], T],
         value: bytes = b"",
         *,
         timeout_s: float | None = None,
@@ -156,7 +156,7 @@ class Election:
         Raises:
             Closed: The election was closed.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         return Observer(self._store, self.name)
 
     @shielded
@@ -184,7 +184,7 @@ class Election:
             self._campaign_locks.discard(campaign_lock)
 
 
-class Term(GuardsWork):
+class Term(OwnershipHolder):
     """A term of leadership, from the election until it is resigned or lost. ``Election.campaign`` returns it.
 
     Thread-safe. The end of a ``with`` block resigns.

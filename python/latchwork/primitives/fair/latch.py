@@ -36,7 +36,7 @@ from latchwork.primitives.fair.tickets import (
 from latchwork.primitives.waiting.arguments import check_name, check_node_id
 from latchwork.primitives.waiting.closable import Closable
 from latchwork.primitives.waiting.deadline import Deadline
-from latchwork.primitives.waiting.ownership import GuardsWork, Ownership, Work, check_function, run_guarded
+from latchwork.primitives.waiting.ownership import GuardedWork, Ownership, OwnershipHolder, check_function, run_guarded
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
@@ -59,7 +59,7 @@ _REVOKE_TIMEOUT_S = 5.0
 _WATCH_AFTER_S = 0.002
 
 
-class LeaderLatch(GuardsWork, Participant):
+class LeaderLatch(OwnershipHolder, Participant):
     """A candidate for leadership. ``with`` joins the queue of candidates without waiting, and leaves it at the end.
 
     Construction does no I/O. Thread-safe. After a lost session it joins again at the end of the queue with the store's
@@ -157,7 +157,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._revoke("it leaves")
         try:
             try:
-                if is_first and await self._announcer.wait_delivered(self._store.clock, 0.0):
+                if is_first and await self._announcer.wait_until_delivered(self._store.clock, 0.0):
                     await self._delete_ticket_early()
             finally:
                 self._wake.set()
@@ -295,7 +295,9 @@ class LeaderLatch(GuardsWork, Participant):
         return None
 
     @driven
-    async def run(self, fn: Callable[[Work], T], *, timeout_s: float | None = None, margin_s: float | None = None) -> T:
+    async def run(
+        self, fn: Callable[[GuardedWork], T], *, timeout_s: float | None = None, margin_s: float | None = None
+    ) -> T:
         """Run ``fn(work)`` in this thread while we lead, and ask it to stop before our leadership can end.
 
         If the function returns after a request to stop, it runs again once we lead again. It may run several times on
@@ -348,7 +350,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._check_open()
         with self._changed.mutex:
             if self._leadership is not None:
-                self._announcer.queue(check_listener(fn))
+                self._announcer.enqueue(check_listener(fn))
             cancel = add_listener(self._elected_listeners, fn)
         self._announcer.start_delivery()
         return cancel
@@ -394,7 +396,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     async def _depart(self) -> None:
         self._revoke("it leaves")
-        await self._announcer.wait_delivered(self._store.clock, _REVOKE_TIMEOUT_S)
+        await self._announcer.wait_until_delivered(self._store.clock, _REVOKE_TIMEOUT_S)
         await self._leave()
         with self._changed.mutex:
             self._state = "ended" if self._closed or self._error is not None else "new"
@@ -465,7 +467,7 @@ class LeaderLatch(GuardsWork, Participant):
                 return
             self._leadership = Ownership.for_session(self._what, position.fence, session, self._store.clock, NotLeader)
             self._state = "leading"
-            self._announcer.queue(*self._elected_listeners.values())
+            self._announcer.enqueue(*self._elected_listeners.values())
             self._changed.notify_all()
         self._announcer.start_delivery()
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, position.fence.token)
@@ -484,7 +486,7 @@ class LeaderLatch(GuardsWork, Participant):
             leadership, self._leadership = self._leadership, None
             if leadership is None:
                 return
-            self._announcer.queue(*self._revoked_listeners.values())
+            self._announcer.enqueue(*self._revoked_listeners.values())
             self._changed.notify_all()
         leadership.end()
         self._announcer.start_delivery()

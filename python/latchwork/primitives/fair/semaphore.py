@@ -85,7 +85,7 @@ class Semaphore(SessionLock):
         No holder loses its lease. If there are more holders than leases now, no client gets a lease until enough are
         released.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         await ask(self._store.put, self._size_key, encode({"leases": _check_size(leases)}))
         self._agreed = True
 

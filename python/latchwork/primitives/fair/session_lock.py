@@ -16,7 +16,7 @@ from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, Ow
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.listeners import call_listeners
-from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
+from latchwork.primitives.waiting.ownership import Ownership, OwnershipHolder
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import add_listener
@@ -73,7 +73,7 @@ class Hold:
         return self.ownership.remaining_s()
 
 
-class SessionLock(GuardsWork):
+class SessionLock(OwnershipHolder):
     """The base class of locks that are bound to a session. Thread-safe.
 
     Args:
@@ -229,7 +229,7 @@ class SessionLock(GuardsWork):
         Returns:
             A function that removes the listener.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         return add_listener(self._listeners, fn)
 
     # What the subclasses say

@@ -166,7 +166,7 @@ class Group(Participant):
             follower = self._ending  # who closes at the same time waits for it too
         if follower is not None and not follower.is_running_here:
             await follower
-        await self._announcer.wait_delivered(self._store.clock, _SETTLE_S)
+        await self._announcer.wait_until_delivered(self._store.clock, _SETTLE_S)
         self._announcer.close()
         self._dispatcher.close()
 
@@ -336,7 +336,7 @@ class Group(Participant):
         check_listener(fn)
         with self._changed.mutex:
             if self._seen:
-                self._announcer.queue(partial(fn, ViewChange(self._view, self._view.members, (), ())))
+                self._announcer.enqueue(partial(fn, ViewChange(self._view, self._view.members, (), ())))
             cancel = add_listener(self._listeners, fn)
         self._announcer.start_delivery()
         self._follow_views()
@@ -409,7 +409,7 @@ class Group(Participant):
             self._view = changes[-1].view
             self._view_error = None
             listeners = list(self._listeners.values())
-            self._announcer.queue(*(partial(fn, change) for change in changes for fn in listeners))
+            self._announcer.enqueue(*(partial(fn, change) for change in changes for fn in listeners))
             self._changed.notify_all()
             if self._membership is not None and self._membership.is_missing(changes, is_first=is_first):
                 self._start_thread_if_needed()

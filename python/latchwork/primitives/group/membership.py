@@ -120,12 +120,12 @@ class Membership:
         if self._bound is not None:  # we come again
             await self._raise_if_evicted()
             entry = await ask(self._store.get, self.key)
-        gate = self._store.shared(WaiterLimit, lambda _: WaiterLimit(MOST_AT_ONCE))
+        limit = self._store.shared(WaiterLimit, lambda _: WaiterLimit(MOST_AT_ONCE))
         while not waiter.is_cancelled:
             if entry is not None and GroupMember.from_entry(entry).incarnation not in self._incarnations:
                 await self._wait_until_id_is_free(entry, waiter, deadline)
-            elif (entry is not None and entry.owner == session.id) or await self._create_through_limit(
-                gate, entry, waiter
+            elif (entry is not None and entry.owner == session.id) or await self._create_within_limit(
+                limit, entry, waiter
             ):
                 await self._record_join(session)
                 return
@@ -227,22 +227,22 @@ class Membership:
     async def _delete_key_in_background(self, session: Session, backoff: Backoff) -> float | None:
         return None if session.remaining_s() <= 0.0 or await self._delete_key(session) else backoff.next_s()
 
-    async def _create_through_limit(self, gate: WaiterLimit, entry: Entry | None, waiter: Waiter) -> bool:
+    async def _create_within_limit(self, limit: WaiterLimit, entry: Entry | None, waiter: Waiter) -> bool:
         """Create this member's key. Wait first while too many members of this process are joining.
 
         Args:
-            gate: The limit.
+            limit: Limits the members that this process creates at a time.
             entry: The entry of the key from our last session. None if the key does not exist.
             waiter: The waiting call.
         Returns:
             False if another client changed the key first, or if the wait was canceled.
         """
-        if not await gate.enter(waiter, self._store.clock):
+        if not await limit.acquire(waiter, self._store.clock):
             return False
         try:
             return await self._create(entry, waiter.session)
         finally:
-            gate.leave()
+            limit.release()
 
     async def _create(self, entry: Entry | None, session: Session) -> bool:
         """Create this member's key, or replace the key from its last session.

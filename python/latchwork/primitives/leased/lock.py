@@ -24,7 +24,7 @@ from latchwork.primitives.leased.protocol import clamp_ttl_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.arguments import check_name, check_text
 from latchwork.primitives.waiting.listeners import call_listeners
-from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
+from latchwork.primitives.waiting.ownership import Ownership, OwnershipHolder
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import add_listener
 from latchwork.store.steps import StepCoroutine, driven, shielded, steps_of
@@ -34,7 +34,7 @@ from latchwork.types import Fence
 _log = logging.getLogger(__name__)
 
 
-class PersistentLock(GuardsWork):
+class PersistentLock(OwnershipHolder):
     """An exclusive lock that survives disconnects of its holder. Other clients get it a TTL after its holder has died.
 
     Construction does no I/O. Thread-safe: threads exclude each other as processes do. Not reentrant: a thread that

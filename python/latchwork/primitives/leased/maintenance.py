@@ -189,7 +189,7 @@ class KeeperMaintenance:
         self.waits.close()
         if self._mirror is not None:
             self._mirror.close()
-        await self._urgent.wait_delivered(self.clock, 1.0)
+        await self._urgent.wait_until_delivered(self.clock, 1.0)
         self._dispatcher.close()
         self._ended.set()
 

@@ -20,7 +20,7 @@ from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost
 from latchwork.primitives.leased.protocol import TAKEOVER_FACTOR, OwnerRecord, session_grace_s
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
+from latchwork.primitives.waiting.ownership import Ownership, OwnershipHolder
 from latchwork.store.forks import ForkGuard
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.session import Session
@@ -149,7 +149,7 @@ class LockOwner(Renewer):
             self._unlisten()
 
 
-class HeldLock(GuardsWork):
+class HeldLock(OwnershipHolder):
     """A lock that this process holds, until it is released or its owner's lease expires. Thread-safe.
 
     ``LockKeeper.acquire`` returns it. Holding it does not prevent a paused process from writing late: add ``fence`` to

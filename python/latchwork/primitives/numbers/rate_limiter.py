@@ -229,7 +229,7 @@ class RateLimiter(Closable):
     @driven
     async def given(self) -> int:
         """Return how many permits were issued since the beginning, including wasted ones."""
-        self._waits.check()
+        self._waits.ensure_usable()
         entry = await ask(self._store.get, self._key)
         return 0 if entry is None else Permits.from_entry(entry).given
 

@@ -32,7 +32,7 @@ from latchwork.primitives.queue.items import (
 from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims, delete_later
 from latchwork.primitives.waiting.arguments import check_member, check_text
 from latchwork.primitives.waiting.deadline import Deadline
-from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
+from latchwork.primitives.waiting.ownership import Ownership, OwnershipHolder
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import check_listener
@@ -86,7 +86,7 @@ class QueueInfo:
         return f"item {item.id if self.is_numbered else item.path!r} of {self.what}"
 
 
-class QueueClaim(GuardsWork):
+class QueueClaim(OwnershipHolder):
     """One item taken from a queue: ``with queue.take() as claim: handle(claim.value)``.
 
     The end of the ``with`` block acknowledges the item; an exception releases it. Thread-safe.

@@ -213,7 +213,7 @@ class WorkQueue(Closable):
         """
         check_item_name(partition, sort_key, item_id)
         check_payload(value, self._what)
-        self._waits.check()
+        self._waits.ensure_usable()
         position = (partition, sort_key, item_id)
         key = self._keys.item_key(*position)
         try:
@@ -288,7 +288,7 @@ class WorkQueue(Closable):
             Unavailable: Nothing was changed.
             OutcomeUnknown: The item may be removed.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         held, writes = self.removal_ops(item, if_taken=if_taken)
         try:
             await ask(self._store.commit, [*held, *checks], [*writes, *ops])
@@ -316,7 +316,7 @@ class WorkQueue(Closable):
             Unavailable: Nothing was changed.
             OutcomeUnknown: The item may be a dead letter.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         return await self._taking.move_to_dead_letters(item, check_text(why, "the reason"), lambda _: (checks, ops))
 
     # Taking
@@ -562,7 +562,7 @@ class WorkQueue(Closable):
         read.
         """
         check_item_name(partition, sort_key, item_id)
-        self._waits.check()
+        self._waits.ensure_usable()
         return await self._find(self._keys.item_key(partition, sort_key, item_id))
 
     async def _find(self, key: str) -> QueueItem | None:
@@ -576,7 +576,7 @@ class WorkQueue(Closable):
         Args:
             keys: Keys that ``WorkQueue.key`` returned.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         return [None if entry is None else read_for_display(entry) for entry in await ask(self._store.get_many, keys)]
 
     @driven
@@ -605,7 +605,7 @@ class WorkQueue(Closable):
         Args:
             partition: The partition. None for all partitions.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         return await self._count(partition)
 
     async def _count(self, partition: str | None) -> int:
@@ -658,7 +658,7 @@ class WorkQueue(Closable):
         """Return for each of these items the ticket of the client that has claimed it, in order. None for an unclaimed
         item.
         """
-        self._waits.check()
+        self._waits.ensure_usable()
         keys = {item.claim: self._keys.holder_key(item.partition, item.holder) for item in items if item.holder}
         entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
         found = [entries.get(item.claim) for item in items]
@@ -694,11 +694,11 @@ class WorkQueue(Closable):
             Closed, ForkedProcess: The queue cannot be used here.
         """
         check_member(partition, "partition")
-        self._waits.check()
+        self._waits.ensure_usable()
         return await clean_index(self._store, self._keys, partition)
 
     async def _partitions(self, partition: str | None) -> Sequence[str]:
-        self._waits.check()
+        self._waits.ensure_usable()
         if partition is not None:
             return [check_member(partition, "partition")]
         names = await ask(self._store.children, self._keys.partitions)
@@ -714,7 +714,7 @@ class WorkQueue(Closable):
     @driven
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
         """Return the first dead letters with their reasons, sorted by ``letter``, without large values."""
-        self._waits.check()
+        self._waits.ensure_usable()
         return [read_for_display(entry) for entry in await ask(self._store.list, self._keys.dead, limit=limit)]
 
     @driven
@@ -783,7 +783,7 @@ class WorkQueue(Closable):
         await ask(self._store.commit, [At(entry), *checks], [Delete(entry.key), *data, *ops])
 
     async def _read_dead_letter(self, letter: str) -> Entry:
-        self._waits.check()
+        self._waits.ensure_usable()
         check_member(letter, "letter")
         entry = await ask(self._store.get, self._keys.dead_letter_key(letter))
         if entry is None:

@@ -8,12 +8,13 @@ from latchwork.primitives.waiting.arguments import check_integer, check_member, 
 from latchwork.primitives.waiting.closable import Closable, Startable
 from latchwork.primitives.waiting.deadline import Deadline, get_rank_delay_s
 from latchwork.primitives.waiting.listeners import ListenerQueue
-from latchwork.primitives.waiting.ownership import Identity, Ownership, Work
+from latchwork.primitives.waiting.ownership import GuardedWork, Identity, Ownership
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 
 __all__ = [
     "Closable",
     "Deadline",
+    "GuardedWork",
     "Identity",
     "ListenerQueue",
     "Ownership",
@@ -21,7 +22,6 @@ __all__ = [
     "StopSignal",
     "Waiter",
     "WaiterRegistry",
-    "Work",
     "check_integer",
     "check_member",
     "check_name",

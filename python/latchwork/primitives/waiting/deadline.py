@@ -45,5 +45,14 @@ class Deadline:
 
 
 def get_rank_delay_s(rank: int) -> float:
-    """Return how many seconds a client waits before it acts. Clients with a lower rank act earlier; 0 acts at once."""
+    """Return how long a client waits before it does work that any one client must do, such as reporting a lost worker.
+
+    The client of rank 0 acts at once. Each further rank waits longer, so that it acts only if all clients before it
+    have failed.
+
+    Args:
+        rank: Position of the client among those that may act, from 0.
+    Returns:
+        The delay in seconds.
+    """
     return RANK_DELAY_S * min(rank, MAX_RANK)

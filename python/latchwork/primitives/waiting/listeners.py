@@ -44,11 +44,14 @@ class ListenerQueue:
 
     def post(self, *calls: Callable[[], None]) -> None:
         """Call these functions in a callback thread, in order, after all that were posted before."""
-        self.queue(*calls)
+        self.enqueue(*calls)
         self.start_delivery()
 
-    def queue(self, *calls: Callable[[], None]) -> None:
-        """Queue calls without starting a thread, for callers that hold a mutex. Call ``start_delivery`` afterwards."""
+    def enqueue(self, *calls: Callable[[], None]) -> None:
+        """Append calls of listeners without delivering them. Safe while holding a mutex.
+
+        The caller must call ``start_delivery`` after it has released the mutex.
+        """
         with self._changed.mutex:
             if not self._is_closed:
                 self._posts.extend(calls)
@@ -70,11 +73,11 @@ class ListenerQueue:
         """Whether the caller is itself a listener that this queue is calling now."""
         return self._runner == identity()
 
-    async def wait_delivered(self, clock: Clock, timeout_s: float) -> bool:
-        """Wait until all posted calls have been made.
+    async def wait_until_delivered(self, clock: Clock, timeout_s: float) -> bool:
+        """Wait until all queued listeners have been called.
 
         Returns:
-            False after the timeout, or if the caller is itself one of these calls.
+            False after the timeout, or if the caller is itself a listener that this queue is calling now.
         """
         if self.is_running_here:
             return False

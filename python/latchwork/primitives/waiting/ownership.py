@@ -42,8 +42,8 @@ class Identity:
     pid: int = field(default_factory=os.getpid)
 
 
-class Work:
-    """A cancellation token for work that depends on an ownership: ``with lock.guard_work() as work:``. Thread-safe.
+class GuardedWork:
+    """A cancellation token for work under a lock or leadership: ``with lock.guard_work() as work:``. Thread-safe.
 
     It is set permanently when the remaining time of the ownership is shorter than the margin, when the ownership is
     lost, and when it is released. The end of the ``with`` block does not set it. Without a ``with`` block, it watches
@@ -65,31 +65,31 @@ class Work:
         self._watching: Background | None = None
 
     def __repr__(self) -> str:
-        return f"<Work under {self._ownership.what} {self.remaining_s():.2f}s>"
+        return f"<GuardedWork under {self._ownership.what} {self.remaining_s():.2f}s>"
 
     def __enter__(self) -> Self:
-        self.begin()
+        self.start_watching()
         return self
 
     @shielded
     async def __exit__(self, *_: object) -> None:
-        await self.finish()
+        await self.stop_watching()
 
-    def begin(self) -> None:
-        """Start watching the ownership on which the work depends. Idempotent."""
-        if not self._may_begin():
+    def start_watching(self) -> None:
+        """Start the thread that asks the work to stop before the lock or leadership ends. Idempotent."""
+        if not self._may_start():
             return
-        self._ownership.add(self)  # first: wherever an interrupt comes, the end of the ownership ends our thread
+        self._ownership.add_work(self)  # first: wherever an interrupt comes, the end of the ownership ends our thread
         with self._lock:
-            if self._may_begin():
+            if self._may_start():
                 self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
 
-    async def finish(self) -> None:
-        """Stop watching the ownership, because the work has ended. Wait until the watching thread has ended."""
+    async def stop_watching(self) -> None:
+        """Stop watching the lock or leadership, because the work has ended. Wait for the end of the watching thread."""
         if self._home.is_foreign:
             return
         self._done.set()
-        self._ownership.remove(self)
+        self._ownership.remove_work(self)
         with self._lock:
             watching = self._watching
         if watching is not None and not watching.is_running_here:
@@ -100,7 +100,7 @@ class Work:
         """A signal that is set when the work must stop."""
         if self._home.is_foreign:
             return make_lost_signal()
-        self.begin()
+        self.start_watching()
         return self._stopped
 
     @property
@@ -119,30 +119,36 @@ class Work:
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work must stop, for example as the pause of a loop. Return False after the timeout."""
+        """Sleep until the work must stop, at most ``timeout_s`` seconds. Use it for pauses in the work.
+
+        Args:
+            timeout_s: Seconds to sleep. None sleeps until the work must stop.
+        Returns:
+            True if the work must stop. False after the timeout.
+        """
         return await Pause(self._ownership.clock, self.stopped, timeout_s)
 
-    def check(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise an error if the work must stop.
 
         Raises:
             OwnershipLost: The work must stop: ``LockLost`` or ``NotLeader``, depending on the ownership.
         """
         if self.is_stopped:
-            raise self._ownership.error()
+            raise self._ownership.build_error()
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         """Ask the work to stop. Does not block."""
         self._stopped.set()
         self._done.set()
 
-    def _may_begin(self) -> bool:
+    def _may_start(self) -> bool:
         return self._watching is None and not self._done.is_set()
 
     def _stop_with_warning(self) -> None:
         if not self._done.is_set():
             _log.warning("work under %s is stopped", self._ownership.what)
-        self.stop()
+        self.request_stop()
 
     async def _watch(self) -> None:
         while not self._done.is_set():
@@ -176,16 +182,16 @@ def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)
         raise TypeError(f"{what} calls its function as fn({', '.join(arguments)}): {error}") from None
 
 
-async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
-    """Run a function that may be stopped.
+async def run_guarded(work: GuardedWork, fn: Callable[[GuardedWork], T]) -> tuple[T, ...]:
+    """Call ``fn(work)``, which must end early if ``work`` asks it to stop.
 
     Args:
-        work: The token, passed to the function.
+        work: The cancellation token, which is passed to the function.
         fn: The function.
     Returns:
-        A tuple with the result, or an empty tuple if the function was stopped.
+        A tuple with the result. An empty tuple if the function was asked to stop, because its work may be incomplete.
     """
-    work.begin()
+    work.start_watching()
     try:
         result = await call_user_function(fn, work)
     except OwnershipLost:
@@ -193,15 +199,16 @@ async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
             raise
         return ()
     finally:
-        await work.finish()
+        await work.stop_watching()
     return () if work.is_stopped else (result,)
 
 
-class GuardsWork(ABC):
+class OwnershipHolder(ABC):
     """A base class of locks and leaderships on which work can depend."""
 
-    def guard_work(self, margin_s: float | None = None) -> Work:
-        """Return a token that asks work to stop before the ownership can end: ``with lock.guard_work() as work:``.
+    def guard_work(self, margin_s: float | None = None) -> GuardedWork:
+        """Return a cancellation token that is set before this lock or leadership can end. Use it in a ``with``
+        statement: ``with lock.guard_work() as work:``.
 
         Args:
             margin_s: Seconds between the stop and the end of the ownership. None uses a tenth of the TTL.
@@ -223,7 +230,7 @@ class Ownership:
         fence: The check that proves the ownership.
         ttl_s: Seconds that it lasts without a renewal.
         remaining_s: Returns for how many seconds it certainly lasts. Does no I/O.
-        error: Type of the error that ``Work.check`` raises.
+        error: Type of the error that ``GuardedWork.raise_if_stopped`` raises.
         clock: The clock.
 
     Attributes:
@@ -247,7 +254,7 @@ class Ownership:
         self._remaining_s = remaining_s
         self._error = error
         self._lock = mutex()
-        self._works: set[Work] = set()
+        self._works: set[GuardedWork] = set()
         self._ended = False
         self._forget: Callable[[], None] = lambda: None
         self.lost = Signal()
@@ -263,22 +270,22 @@ class Ownership:
             fence: The check that proves the ownership.
             session: The session.
             clock: The clock.
-            error: Type of the error that ``Work.check`` raises.
+            error: Type of the error that ``GuardedWork.raise_if_stopped`` raises.
         """
         made = cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
-        made._forget = session.on_end(made.lose)
+        made._forget = session.on_end(made.mark_lost)
         if made._ended:  # it ended meanwhile
             made._forget()
         return made
 
-    def guard_work(self, margin_s: float | None = None) -> Work:
-        """Return a token that asks work to stop before the ownership can end. Use it in a ``with`` statement.
+    def guard_work(self, margin_s: float | None = None) -> GuardedWork:
+        """Return a cancellation token that is set before this ownership can end. Use it in a ``with`` statement.
 
         Args:
             margin_s: Seconds between the stop and the end of the ownership. None uses a tenth of the TTL.
         """
         margin = self._ttl_s * MARGIN_PART if margin_s is None else check_minimum(margin_s, "margin_s", 0.0)
-        return Work(self, margin)
+        return GuardedWork(self, margin)
 
     def remaining_s(self) -> float:
         """Return for how many seconds the ownership certainly lasts, 0 after it has ended."""
@@ -288,8 +295,8 @@ class Ownership:
         """Ask all work that depends on the ownership to stop, because it was released. Does not block. Idempotent."""
         self._end(lost=False)
 
-    def lose(self) -> None:
-        """Ask all work that depends on the ownership to stop, because it was lost. Does not block. Idempotent.
+    def mark_lost(self) -> None:
+        """Record that the ownership was lost, and ask all work that depends on it to stop. Does not block. Idempotent.
 
         Nothing is done if the ownership was already released.
         """
@@ -302,26 +309,26 @@ class Ownership:
         if first and lost:
             self.lost.set()
         for work in works:
-            work.stop()
+            work.request_stop()
         self._forget()
 
-    def error(self) -> OwnershipLost:
-        """Build the error that tells work why it must stop."""
+    def build_error(self) -> OwnershipLost:
+        """Return the error that ``GuardedWork.raise_if_stopped`` raises: the ownership has ended, or is about to."""
         if self.remaining_s() > 0.0:
             return self._error(
                 f"{self.what} ends in {self.remaining_s():.3g} s unless it is renewed; stop the work now"
             )
         return self._error(f"{self.what} is not ours any more; stop the work it protected")
 
-    def add(self, work: Work) -> None:
-        """Add work that is asked to stop when the ownership ends."""
+    def add_work(self, work: GuardedWork) -> None:
+        """Register work, to ask it to stop when the ownership ends. If it has ended, ask it now."""
         with self._lock:
             if not self._ended:
                 self._works.add(work)
                 return
-        work.stop()
+        work.request_stop()
 
-    def remove(self, work: Work) -> None:
-        """Remove work that has ended."""
+    def remove_work(self, work: GuardedWork) -> None:
+        """Forget work that has ended."""
         with self._lock:
             self._works.discard(work)

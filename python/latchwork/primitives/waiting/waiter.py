@@ -1,6 +1,6 @@
 """Calls that wait for something in the store. They end when the object is closed or its session ends.
 
-A ``Waiter`` watches the store until a condition is met or it is cancelled. An ``WaiterLimit`` limits how many waiters
+A ``Waiter`` watches the store until a condition is met or it is cancelled. A ``WaiterLimit`` limits how many waiters
 send requests at a time.
 """
 
@@ -59,7 +59,7 @@ class WaiterRegistry:
         self._closed = False
         self._closing = Signal()
 
-    def check(self, cause: BaseException | None = None) -> None:
+    def ensure_usable(self, cause: BaseException | None = None) -> None:
         """Check that the object can be used.
 
         Args:
@@ -92,7 +92,7 @@ class WaiterRegistry:
             LatchworkError: The call is inside a callback, and ``timeout_s`` is not 0.
             Unavailable, OutcomeUnknown: The store's session could not be opened in time.
         """
-        self.check()
+        self.ensure_usable()
         raise_if_in_callback(self._what, timeout_s)
         deadline = Deadline(self._store.clock, timeout_s)
         waiter = Waiter(self._store, await self._open_session(deadline)) if kept is None else kept
@@ -110,7 +110,7 @@ class WaiterRegistry:
         Raises:
             Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: As for ``start``.
         """
-        self.check()
+        self.ensure_usable()
         return await self._open_session(Deadline(self._store.clock, 0.0))
 
     async def _open_session(self, deadline: Deadline) -> Session:
@@ -131,13 +131,17 @@ class WaiterRegistry:
                 if deadline.has_passed:
                     raise
                 if await Pause(self._store.clock, self._closing, deadline.left_s(backoff.next_s())):
-                    self.check(error)
+                    self.ensure_usable(error)
             else:
                 return session
 
     @contextmanager
-    def waiter(self, session: Session) -> Iterator[Waiter]:
-        """Return a context manager that yields a further waiter. Cancelling it does not affect other waiters."""
+    def open_waiter(self, session: Session) -> Iterator[Waiter]:
+        """Return a context manager that yields an additional waiter, which can be cancelled separately.
+
+        Args:
+            session: The session whose end cancels the waiter.
+        """
         with self._waiting(Waiter(self._store, session)) as waiter:
             yield waiter
 
@@ -147,7 +151,7 @@ class WaiterRegistry:
             with self._lock:
                 if not self._closed:
                     self._waiters.add(waiter)
-            self.check()
+            self.ensure_usable()
             yield waiter
         finally:
             with self._lock:
@@ -164,7 +168,7 @@ class WaiterRegistry:
         Raises:
             Closed: The object or the session was closed.
         """
-        self.check(cause)
+        self.ensure_usable(cause)
         if session.state == "closed":
             raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
@@ -240,7 +244,9 @@ class Waiter:
 
     @property
     def siblings(self) -> tuple[str, ...] | None:
-        """The names of the keys next to the key whose deletion ended the last wait. None if unknown. See
+        """The last segments of the keys that remained under the same parent when the watched key was deleted.
+
+        None if ``watch_until`` was called without ``siblings``, or if the server did not send them. See
         ``Watch.siblings``.
         """
         watch = self._watch
@@ -283,7 +289,9 @@ class Waiter:
             self._replace(self._store.watch(prefix))
 
     async def continue_watching(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
-        """Continue the last ``watch_until`` or ``start_watching`` with the same watch and a new condition.
+        """Wait for another condition on the watch that ``watch_until`` or ``start_watching`` has opened.
+
+        No change is missed in between. Returns False at once if there is no such watch.
 
         Args:
             is_done: Called with each later batch of changes. Returns whether to stop.
@@ -347,10 +355,10 @@ async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
 
 
 class WaiterLimit:
-    """Limits how many waiters of this process may be inside a section at a time. Thread-safe.
+    """A fair semaphore of this process, which limits how many waiters send requests at a time. Thread-safe.
 
     Args:
-        limit: Maximum number of waiters inside.
+        limit: Maximum number of waiters that hold the semaphore.
     """
 
     def __init__(self, limit: int) -> None:
@@ -358,11 +366,11 @@ class WaiterLimit:
         self._free = limit
         self._turns: deque[Signal] = deque()
 
-    async def enter(self, waiter: Waiter, clock: Clock) -> bool:
-        """Wait until the waiter may enter the section. Afterwards it must call ``leave``.
+    async def acquire(self, waiter: Waiter, clock: Clock) -> bool:
+        """Wait until fewer than ``limit`` waiters hold the semaphore, and acquire it. The caller must call ``release``.
 
         Returns:
-            False if the waiter was cancelled; it has not entered.
+            False if the waiter was cancelled. It has not acquired the semaphore then.
         """
         turn = Signal()
         with self._lock:
@@ -374,23 +382,27 @@ class WaiterLimit:
         try:
             await Pause(clock, turn, None)
         except BaseException:
-            if not self._give_up(turn):
-                self.leave()
+            if not self._stop_waiting(turn):
+                self.release()
             raise
         finally:
             take_back()
-        return not self._give_up(turn)
+        return not self._stop_waiting(turn)
 
-    def _give_up(self, turn: Signal) -> bool:
-        """Stop waiting to enter. Return False if the waiter has already been allowed to enter."""
+    def _stop_waiting(self, turn: Signal) -> bool:
+        """Stop waiting. Return False if the waiter has already acquired the semaphore.
+
+        Args:
+            turn: The signal of the waiter, which is set when it acquires the semaphore.
+        """
         with self._lock:
             waits = turn in self._turns
             if waits:
                 self._turns.remove(turn)
             return waits
 
-    def leave(self) -> None:
-        """Leave the section, so that the next waiter can enter."""
+    def release(self) -> None:
+        """Release the semaphore, so that the next waiter acquires it."""
         with self._lock:
             if self._turns:
                 self._turns.popleft().set()
