@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 THREAD_GRACE_S = 5.0
 _TESTS = str(Path(__file__).parent)
-_refuse_inside = interrupts.refuse_inside
+_refuse_inside = interrupts.raise_reentrant_call
 
 
 def _shared(name: str) -> Callable[..., SharedServer]:
@@ -112,7 +112,7 @@ def calls_of_tests_inside_calls(request: pytest.FixtureRequest) -> Iterator[None
     """Serve the calls of tests in the middle of a call; not in tests marked ``reentrant``."""
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("reentrant") is None:
-            patch.setattr(interrupts, "refuse_inside", _refuse_unless_from_a_test)
+            patch.setattr(interrupts, "raise_reentrant_call", _refuse_unless_from_a_test)
         yield
 
 

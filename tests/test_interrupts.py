@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from latchwork._base.interrupts import call_outside, entrance
+from latchwork._base.interrupts import call_allowing_reentry, not_reentrant
 from latchwork.errors import ReentrantCall
 from latchwork.store import steps
 
 pytestmark = pytest.mark.reentrant
 
 
-@entrance
+@not_reentrant
 def enter(call):
     return call()
 
@@ -32,12 +32,12 @@ def test_a_call_of_another_thread_is_served_meanwhile():
 
 
 def test_a_function_of_the_user_that_runs_inside_a_call_may_make_calls():
-    assert enter(lambda: call_outside(enter, int)) == 0
+    assert enter(lambda: call_allowing_reentry(enter, int)) == 0
 
 
 def test_a_call_is_refused_again_after_a_function_of_the_user():
     def inside():
-        call_outside(int)
+        call_allowing_reentry(int)
         enter(int)
 
     with pytest.raises(ReentrantCall):
@@ -55,7 +55,7 @@ def test_a_call_that_raised_leaves_its_thread_free(raised):
 
 
 def test_an_interrupt_at_the_begin_of_a_driven_call_leaves_its_thread_free(monkeypatch):
-    @steps.driven
+    @steps.blocking
     async def call():
         return 0
 

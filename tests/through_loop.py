@@ -21,13 +21,13 @@ from msgspec import structs
 
 import latchwork
 from latchwork import aio
-from latchwork._base.execution_context import Caller, current
+from latchwork._base.execution_context import Caller, current_task_caller
 from latchwork.aio.table import FUNCTIONS
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, wrap_async
 from latchwork.store import system_namespace
 from latchwork.store.driving import background_loop
 from latchwork.store.driving.background_loop import spawn
-from latchwork.store.driving.loop import current_task_caller, share_caller
+from latchwork.store.driving.loop import get_or_create_caller, inherit_caller
 
 _thread = threading.local()
 #: Functions of users that block, by the name of the argument: work and listeners.
@@ -80,7 +80,7 @@ class Loop:
 
     async def _go(self, fn, caller, original, ended):
         _original.set(original)
-        share_caller(asyncio.current_task(), caller)
+        inherit_caller(asyncio.current_task(), caller)
         try:
             result = fn()
             return (await result if inspect.isawaitable(result) else result), None
@@ -149,7 +149,7 @@ class Loop:
 
 
 def current_caller():
-    return current() or current_task_caller(spawn)
+    return current_task_caller() or get_or_create_caller(spawn)
 
 
 class Face:

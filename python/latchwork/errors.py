@@ -183,7 +183,7 @@ class ReentrantCall(LatchworkError):
 _NOT_APPLIED = (Unavailable, QuotaExceeded, AuthenticationFailed, PermissionDenied)
 
 
-def after_unknown(error: BaseException, unknown: OutcomeUnknown | None) -> BaseException:
+def keep_outcome_unknown(error: BaseException, unknown: OutcomeUnknown | None) -> BaseException:
     """Return the error that an operation should raise: ``error``, or an ``OutcomeUnknown`` in its place.
 
     An operation that reads or retries after ``OutcomeUnknown`` may get an error that means "not applied". This is true

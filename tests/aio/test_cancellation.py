@@ -10,7 +10,7 @@ import pytest
 
 from latchwork import aio
 from latchwork.primitives.queue.items import get_holder_id
-from latchwork.store.driving.loop import ProtocolRun
+from latchwork.store.driving.loop import CoroutineRunner
 
 PATIENCE_S = 30.0
 
@@ -155,13 +155,13 @@ PLAYS = (
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__)
 def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_behind(store, backend_url, monkeypatch, play):
     cancelling = Cancelling(0)
-    interruptible = ProtocolRun._wait_or_cancel
+    interruptible = CoroutineRunner._wait_or_cancel
 
     async def counted(self, waiter):
         cancelling.waits()
         return await interruptible(self, waiter)
 
-    monkeypatch.setattr(ProtocolRun, "_wait_or_cancel", counted)
+    monkeypatch.setattr(CoroutineRunner, "_wait_or_cancel", counted)
 
     async def all_of_them():
         nonlocal cancelling

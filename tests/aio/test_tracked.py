@@ -31,7 +31,7 @@ class Server:
         self.asked.set()
         return self.answer
 
-    def call_wait_s(self, _since=None):
+    def remaining_timeout_s(self, _since=None):
         return PATIENCE_S
 
     async def protocol(self):

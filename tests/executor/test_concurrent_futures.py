@@ -17,7 +17,7 @@ import latchwork
 from executor.cpython import IS_LEFT_OUT, load
 from latchwork.executor import Executor, ExecutorWorker, TaskFuture
 from latchwork.executor.futures import Stage
-from latchwork.store.steps import driven
+from latchwork.store.steps import blocking
 from latchwork.tasks import Functions, PickleCodec
 from levels import LONG
 
@@ -98,7 +98,7 @@ class Nobody:
     def missing_worker_hint(self):
         return ""
 
-    @driven
+    @blocking
     async def cancel(self, ticket, *, interrupt):
         return True
 

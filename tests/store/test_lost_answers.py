@@ -57,7 +57,7 @@ from latchwork.primitives import (
 )
 from latchwork.store import system_namespace
 from latchwork.store.keys import SYSTEMS
-from latchwork.store.steps import is_driven
+from latchwork.store.steps import is_blocking
 from latchwork.tasks import Functions
 from latchwork.testing import VirtualClock
 from latchwork.testing.faults import Fault, FaultyStore
@@ -408,7 +408,7 @@ def test_every_call_of_the_primitives_and_of_tasks_that_writes_is_swept():
         for kind in kinds
         for each in kind.__mro__
         for name, value in vars(each).items()
-        if is_driven(value) and not name.startswith("_") and name not in OTHERS
+        if is_blocking(value) and not name.startswith("_") and name not in OTHERS
     }
     swept = {name.partition(" ")[0] for name in CALLS}
     assert calls - COMPOSED <= swept

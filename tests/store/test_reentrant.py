@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import latchwork
-from latchwork._base.interrupts import entrance
+from latchwork._base.interrupts import not_reentrant
 from latchwork.errors import LatchworkError, ReentrantCall
 from latchwork.primitives import Lock
 from latchwork.types import Put
@@ -36,13 +36,13 @@ def test_a_call_while_its_thread_is_inside_one_is_refused_without_effect(call, r
     with latchwork.connect(f"memory://{abs(hash(request.node.nodeid))}") as store:
         store.put("k", b"v")
         with pytest.raises(ReentrantCall, match="signal handler"):
-            entrance(CALLS[call])(store)
+            not_reentrant(CALLS[call])(store)
         assert [(each.key, each.value) for each in store.list("")] == [("k", b"v")]
 
 
 def test_a_store_is_closed_all_the_same():
     with latchwork.connect("memory://closed-in-a-handler") as store:
-        entrance(store.close)()
+        not_reentrant(store.close)()
 
 
 def test_a_call_in_a_signal_handler_while_a_lock_is_waited_for_is_refused(backend_url):

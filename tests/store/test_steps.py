@@ -20,7 +20,7 @@ from latchwork.store import steps
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.background_loop import run_in_task
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal, ask, call_user_function, driven, run, steps_of
+from latchwork.store.steps import Pause, Signal, ask, blocking, call_user_function, coroutine_of, run
 
 PACKAGE = Path(latchwork.__file__).parent
 
@@ -30,7 +30,7 @@ def in_loop(protocol):
 
 
 def loop(function, *args, **options):
-    return run_in_task(partial(steps_of(function), *args, **options))
+    return run_in_task(partial(coroutine_of(function), *args, **options))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def store():
         yield opened
 
 
-@driven
+@blocking
 async def add_up(*numbers):
     total = 0
     for number in numbers:
@@ -49,7 +49,7 @@ async def add_up(*numbers):
 
 def test_a_driven_protocol_is_an_ordinary_function_and_its_steps_are_had_by_name():
     assert add_up(1, 2, 3) == 6
-    assert run(steps_of(add_up)(4, 5)) == 9
+    assert run(coroutine_of(add_up)(4, 5)) == 9
 
 
 def test_an_error_of_a_step_is_raised_at_its_await_and_may_be_handled_there(store):
@@ -138,10 +138,10 @@ def test_a_bell_that_was_rung_since_the_look_is_not_waited_for():
     with bell.mutex:
         before = bell.version
         bell.notify_all()
-    assert run(one(bell.changed_since(before, SYSTEM_CLOCK, None)))
-    assert asyncio.run(in_loop(one(bell.changed_since(before, SYSTEM_CLOCK, None))))
-    assert not run(one(bell.changed_since(bell.version, SYSTEM_CLOCK, 0.0)))
-    assert not asyncio.run(in_loop(one(bell.changed_since(bell.version, SYSTEM_CLOCK, 0.01))))
+    assert run(one(bell.wait_for_change(before, SYSTEM_CLOCK, None)))
+    assert asyncio.run(in_loop(one(bell.wait_for_change(before, SYSTEM_CLOCK, None))))
+    assert not run(one(bell.wait_for_change(bell.version, SYSTEM_CLOCK, 0.0)))
+    assert not asyncio.run(in_loop(one(bell.wait_for_change(bell.version, SYSTEM_CLOCK, 0.01))))
 
 
 async def one(step):

@@ -86,7 +86,7 @@ class Decoder(Generic[T]):
         try:
             found = self._decoder.decode(text)
             # only so many brackets can be JSON that is nested so deep; a type bounds the depth of its records
-            if text.count("[") + text.count("{") > MAX_DEPTH and not _is_flat(found):
+            if text.count("[") + text.count("{") > MAX_DEPTH and not _is_within_max_depth(found):
                 raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         except RecursionError:
             raise ValueError("it is nested too deep") from None
@@ -123,7 +123,7 @@ def read_object(value: bytes) -> dict[str, Any]:
     return _OBJECT.find(value) or {}
 
 
-def _is_flat(found: object) -> bool:
+def _is_within_max_depth(found: object) -> bool:
     """Return whether a decoded JSON value is nested at most ``MAX_DEPTH`` deep."""
     level = [found]
     for _ in range(MAX_DEPTH):

@@ -1,7 +1,8 @@
 """The caller of a function: a thread, or one of the tasks that an event loop runs in one thread.
 
-``PerCaller`` stores values for each caller, such as the locks that it holds, and ``identity`` compares callers. The
-code that runs a protocol for a task states that with ``acting_for``. Otherwise the thread is the caller.
+A lock that one task holds must exclude another task of the same thread. ``PerCaller`` therefore stores values for each
+caller, such as the locks that it holds, and ``caller_identity`` compares callers. Code that runs on behalf of a task
+states that with ``acting_for``. Otherwise the thread is the caller.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 #: "0" in this variable of the environment: no warning about calls that stop an event loop.
 WARN_VARIABLE = "LATCHWORK_ASYNC_WARN"
-#: Drives a protocol in the background, without a separate thread, and returns its caller.
+#: Starts a coroutine in the background event loop, and returns the ``Caller`` that identifies it.
 Spawn = Callable[[Callable[[], Coroutine[Any, Any, object]], str], "Caller"]
 
 _here = threading.local()
@@ -39,11 +40,11 @@ class Caller:
         self.acts_for = acts_for
         self._own: WeakKeyDictionary[PerCaller, dict[str, Any]] | None = None
 
-    def own(self, of: PerCaller) -> dict[str, Any]:
-        """Return the values that a ``PerCaller`` stores for this task."""
+    def get_values(self, key: PerCaller) -> dict[str, Any]:
+        """Return the values that the given ``PerCaller`` stores for this task."""
         if self._own is None:
             self._own = WeakKeyDictionary()
-        return self._own.setdefault(of, {})
+        return self._own.setdefault(key, {})
 
 
 class PerCaller:
@@ -56,23 +57,25 @@ class PerCaller:
         self._of_threads = threading.local()
 
     @property
-    def own(self) -> dict[str, Any]:
-        """The values of the current caller, as a dictionary that may be changed."""
-        caller = current()
-        return self._of_threads.__dict__ if caller is None else caller.own(self)
+    def values(self) -> dict[str, Any]:
+        """The values of the current task or thread, as a dictionary that may be changed."""
+        caller = current_task_caller()
+        return self._of_threads.__dict__ if caller is None else caller.get_values(self)
 
 
-def current() -> Caller | None:
-    """Return the task for which this thread is currently running code. None if the thread itself is the caller."""
+def current_task_caller() -> Caller | None:
+    """Return the event-loop task on whose behalf this thread is running code. None if it runs code of its own."""
     return getattr(_here, "caller", None)
 
 
-def identity() -> object:
-    """Return an object that identifies the current caller. Compare it with ``==``.
+def caller_identity() -> object:
+    """Return an object that identifies the current task or thread, as the holder of a lock for example.
 
-    The caller is the current task, the thread for which the task runs a listener, or the current thread.
+    Compare it with ``==``.
+
+    A task that runs a listener on behalf of a waiting thread has the identity of that thread.
     """
-    caller = current()
+    caller = current_task_caller()
     if caller is None:
         return threading.get_ident()
     return caller if caller.acts_for is None else caller.acts_for
@@ -87,7 +90,7 @@ class acting_for:  # noqa: N801 - used like a function
         self._caller = caller
 
     def __enter__(self) -> None:
-        self._before = current()
+        self._before = current_task_caller()
         _here.caller = self._caller
 
     def __exit__(

@@ -1,8 +1,8 @@
 """Protection against calls that a signal handler or a finalizer makes inside another call of the same thread.
 
-A thread inside one of our calls may hold a lock for which another call waits. ``entrance`` marks the public functions,
-and refuses calls of a signal handler or finalizer inside a marked function. ``call_outside`` removes the mark while a
-user function runs.
+A thread inside a call of this library may hold a mutex for which a nested call would wait forever. ``not_reentrant``
+therefore refuses a call by a signal handler or finalizer while its thread is inside another public function. User
+functions that the library calls may call it again: ``call_allowing_reentry`` permits that while they run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from latchwork.errors import ReentrantCall
 
 __all__ = [
     "call_after_finalizer",
-    "call_outside",
+    "call_allowing_reentry",
     "condition",
-    "entrance",
     "here",
     "mutex",
-    "refuse_inside",
+    "not_reentrant",
+    "raise_reentrant_call",
 ]
 
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ class _ThreadState(threading.local):
     """The state of a thread.
 
     Attributes:
-        is_inside: Whether the thread is inside a marked function.
+        is_inside: Whether the thread is inside a public function of the library, so that it may not enter another one.
     """
 
     is_inside = False
@@ -56,10 +56,10 @@ def condition(of: threading.Lock | None = None) -> threading.Condition:
     return threading.Condition(of or mutex())
 
 
-def refuse_inside() -> None:
-    """Raise ``ReentrantCall``, because the current thread is already inside another call.
+def raise_reentrant_call() -> None:
+    """Raise ``ReentrantCall``, because a signal handler or finalizer called the library inside another call of it.
 
-    This happens when a signal handler or a finalizer makes a call. The refused call has no effect.
+    The refused call has no effect.
     """
     raise ReentrantCall(
         "this thread is inside a call of latchwork already: a signal handler or a finalizer may not make another one; "
@@ -67,18 +67,18 @@ def refuse_inside() -> None:
     )
 
 
-def entrance(call: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of a public function, which a signal handler then cannot call inside another decorated function.
+def not_reentrant(call: Callable[P, T]) -> Callable[P, T]:
+    """Decorator for a public function that must not be called while its thread is inside another such function.
 
-    A nested call raises ``ReentrantCall``. The interpreter checks for signals neither between setting the mark and the
-    ``try`` nor in the ``finally``.
+    A nested call, by a signal handler for example, raises ``ReentrantCall``.
     """
 
+    # The interpreter handles no signal between the assignment and the ``try``, nor in the ``finally``.
     @wraps(call)
     def enter(*args: P.args, **options: P.kwargs) -> T:
         before = here.is_inside
         if before:
-            refuse_inside()
+            raise_reentrant_call()
         here.is_inside = True
         try:
             return call(*args, **options)
@@ -88,8 +88,8 @@ def entrance(call: Callable[P, T]) -> Callable[P, T]:
     return enter
 
 
-def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """Call a user function without the mark of ``entrance``, so that the function may make calls itself."""
+def call_allowing_reentry(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
+    """Call a user function, and let it call the library, which ``not_reentrant`` otherwise refuses at this point."""
     before, here.is_inside = here.is_inside, False
     try:
         return call(*args, **options)
@@ -108,9 +108,9 @@ def call_after_finalizer(call: Callable[[], object], name: str) -> None:
         name: Name of the thread.
     """
     with suppress(RuntimeError):  # the process is ending
-        _start_natively(threading.Thread(target=call, name=name, daemon=True))
+        _start_without_waiting(threading.Thread(target=call, name=name, daemon=True))
 
 
-def _start_natively(thread: threading.Thread) -> None:
-    """Start a thread without waiting until it runs. Tests that simulate threads replace this function."""
+def _start_without_waiting(thread: threading.Thread) -> None:
+    """Start a thread and return at once. ``Thread.start`` would wait until it runs. Thread simulations replace this."""
     start_new_thread(thread.start, ())

@@ -24,7 +24,7 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["CollectorRegistry", "Counter", "GaugeCollector", "GaugeMetricFamily", "Histogram", "metrics_of"]
+__all__ = ["CollectorRegistry", "Counter", "GaugeCollector", "GaugeMetricFamily", "Histogram", "get_or_create_metrics"]
 
 T = TypeVar("T")
 
@@ -32,19 +32,19 @@ _known: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDictionary
 _known_lock = mutex()
 
 
-def metrics_of(kind: Callable[[CollectorRegistry], T], registry: CollectorRegistry | None) -> T:
-    """Return the metrics that ``kind`` creates for a registry. They are created at the first call.
+def get_or_create_metrics(factory: Callable[[CollectorRegistry], T], registry: CollectorRegistry | None) -> T:
+    """Return the metrics that a factory has created for a registry. The first call creates them.
 
     Args:
-        kind: Creates the metrics.
+        factory: Creates and registers the metrics. Also identifies them.
         registry: The registry. None for the default registry of the Prometheus library.
     """
     chosen = REGISTRY if registry is None else registry
     with _known_lock:
         known = _known.setdefault(chosen, {})
-        if kind not in known:
-            known[kind] = kind(chosen)
-        metrics: T = known[kind]
+        if factory not in known:
+            known[factory] = factory(chosen)
+        metrics: T = known[factory]
         return metrics
 
 

@@ -42,7 +42,7 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         UserCodeFailed: The function raised something else, which is the cause.
         BaseException: The function was interrupted in the main thread.
     """
-    before, here.is_inside = here.is_inside, False  # as ``call_outside``
+    before, here.is_inside = here.is_inside, False  # as ``call_allowing_reentry``
     try:
         return fn(*args, **kwargs)
     except BaseException as error:

@@ -52,10 +52,11 @@ def check_listener(fn: Listener, what: str = "a listener") -> Listener:
 
 
 def deferred_kind(fn: object) -> str | None:
-    """Return what a function is if calling it does not run its body.
+    """Return the kind of a function whose call only creates a coroutine or a generator, without running the body.
 
     Returns:
-        ``an async function``, ``an async generator`` or ``a generator``. None for any other object.
+        ``an async function``, ``an async generator`` or ``a generator``, for an error message. None for an ordinary
+        function or any other object.
     """
     while isinstance(fn, partial):
         fn = fn.func

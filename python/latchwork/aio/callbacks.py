@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import Caller, acting_for, current
+from latchwork._base.execution_context import Caller, acting_for, current_task_caller
 from latchwork._base.user_code import await_user, is_interrupt, wrap_failure
 from latchwork.aio.wrapper import wrap_async
 from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.primitives import GuardedWork
 from latchwork.store.driving.background_loop import spawn
-from latchwork.store.driving.loop import LoopMailbox, share_caller
+from latchwork.store.driving.loop import LoopMailbox, inherit_caller
 from latchwork.store.steps import Step
 
 _log = logging.getLogger(__name__)
@@ -76,9 +76,9 @@ class TaskStep(Step[Any]):
         """Start the task, and return a future of its result."""
         mailbox = LoopMailbox.for_running_loop()
         self._task = task = mailbox.loop.create_task(self._fn(*map(wrap_async, self._args)))
-        caller = current()
+        caller = current_task_caller()
         if caller is not None:
-            share_caller(task, caller)
+            inherit_caller(task, caller)
         future: Future[Any] = LightFuture()
         task.add_done_callback(lambda _: self._ended(future))
         for work in self._args:
@@ -190,7 +190,7 @@ class _ListenerCall:
             self._ended.set()
             return
         task = self._mailbox.loop.create_task(await_user(self._fn, result))
-        share_caller(task, self._caller)
+        inherit_caller(task, self._caller)
         task.add_done_callback(partial(self._end, result))
 
     def _end(self, body: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> None:

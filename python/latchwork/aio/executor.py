@@ -24,7 +24,7 @@ from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
 from latchwork.store.driving.background_loop import run_in_task, spawn
 from latchwork.store.driving.loop import LoopMailbox
-from latchwork.store.steps import steps_of
+from latchwork.store.steps import coroutine_of
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class TaskFuture(asyncio.Future[T]):
         Raises:
             Unavailable, OutcomeUnknown: The store could not be reached. Call this again.
         """
-        return await run_in_task(partial(steps_of(self._task.cancel), interrupt=interrupt))
+        return await run_in_task(partial(coroutine_of(self._task.cancel), interrupt=interrupt))
 
     async def state(self) -> executor.TaskState:
         """Read the state of the task from the store: queued, running and where, or how it ended.
@@ -85,11 +85,11 @@ class TaskFuture(asyncio.Future[T]):
         Raises:
             Unavailable: The store could not be reached.
         """
-        return await run_in_task(steps_of(self._task.state))
+        return await run_in_task(coroutine_of(self._task.state))
 
     async def _cancel_in_background(self) -> None:
         try:
-            await steps_of(self._task.cancel)(interrupt=True)
+            await coroutine_of(self._task.cancel)(interrupt=True)
         except LatchworkError as error:
             _log.warning("task %s is not canceled: %s", self.id, error)
 

@@ -17,8 +17,8 @@ from latchwork.aio.steps import ThreadStep, run_step
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, unwrap, wrap_async
 from latchwork.errors import Closed
 from latchwork.store.driving.background_loop import run_in_task, spawn
-from latchwork.store.driving.loop import current_task_caller
-from latchwork.store.steps import StepCoroutine, is_driven
+from latchwork.store.driving.loop import get_or_create_caller
+from latchwork.store.steps import StepCoroutine, is_blocking
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def act_for_current_task() -> acting_for:
     A lock, for example, then belongs to the task. Without a running event loop, calls are made on behalf of the thread.
     """
     try:
-        return acting_for(current_task_caller(spawn))
+        return acting_for(get_or_create_caller(spawn))
     except RuntimeError:
         return acting_for(None)
 
@@ -90,14 +90,14 @@ def create_async_class(
 
 def create_async_function(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """Create the asyncio form of a function whose first argument is a store."""
-    make_steps: Callable[..., StepCoroutine[Any]] = getattr(function, "make_steps", None) or _make_thread_function(
-        function
-    )
+    make_coroutine: Callable[..., StepCoroutine[Any]] = getattr(
+        function, "make_coroutine", None
+    ) or _make_thread_function(function)
 
     @wraps(function)
     async def awaited(*args: Any, **options: Any) -> Any:
         given = {name: unwrap(value) for name, value in options.items()}
-        return await drive_and_wrap(partial(make_steps, *map(unwrap, args), **given))
+        return await drive_and_wrap(partial(make_coroutine, *map(unwrap, args), **given))
 
     return awaited
 
@@ -110,7 +110,7 @@ _SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__a
 
 
 def _member(name: str, found: object) -> object | None:
-    if is_driven(found):
+    if is_blocking(found):
         return _awaited(found)
     if isinstance(found, property):
         return property(_read(cast("Callable[[Any], Any]", found.fget)), doc=found.__doc__)
@@ -146,14 +146,14 @@ def _unwrap_argument(name: str, value: Any) -> Any:
 
 def _awaited(found: Any) -> Callable[..., Awaitable[Any]]:
     protocol: Callable[..., StepCoroutine[Any]] = found.__wrapped__
-    make_steps: Callable[..., StepCoroutine[Any]] = found.make_steps
+    make_coroutine: Callable[..., StepCoroutine[Any]] = found.make_coroutine
     is_shielded: bool = found.is_shielded
     adapt = _adapter(protocol)
 
     @wraps(protocol)
     async def awaited(self: AsyncWrapper, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
-        result = await run_in_task(partial(make_steps, self._of, *args, **options), is_shielded=is_shielded)
+        result = await run_in_task(partial(make_coroutine, self._of, *args, **options), is_shielded=is_shielded)
         return self if result is self._of else wrap_async(result)
 
     return awaited

@@ -41,7 +41,7 @@ class ThreadStep(Step[T]):
         _start(self._make, future)
         return future
 
-    def on_dropped(self, future: Future[T]) -> None:
+    def on_late_result(self, future: Future[T]) -> None:
         """Undo the call if it has succeeded, because its result is no longer awaited."""
         if self._undo is not None and not future.cancelled() and future.exception() is None:
             _start(self._undo, future.result())

@@ -23,7 +23,7 @@ from latchwork.store.driving.loop import LoopMailbox, with_note
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.owner import CodeLocation, find_caller_location
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
-from latchwork.store.steps import Ask, Pause, cancelled_write_note
+from latchwork.store.steps import Pause, StoreCall, cancelled_write_note
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
         if options:
             options = {name: unwrap(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # the call ends when the ownership does
-            return await run_in_task(lambda: run_step(Ask(getattr(store, name), *args, **options)))
+            return await run_in_task(lambda: run_step(StoreCall(getattr(store, name), *args, **options)))
         mailbox = LoopMailbox.for_running_loop()
         limit = mailbox.in_flight_limit(store.connection)
         if not limit.try_acquire():
@@ -54,7 +54,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
         try:
             future = store.start_call(name, *args, **options)
             if not future.done():
-                waiter = mailbox.add_waiter(future, store.call_wait_s())
+                waiter = mailbox.future_with_timeout(future, store.remaining_timeout_s())
                 try:
                     await waiter
                 except asyncio.CancelledError as error:
@@ -62,7 +62,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
                     with_note(error, cancelled_write_note(name, args))
                     raise
                 finally:
-                    mailbox.remove_waiter(waiter)
+                    mailbox.cancel_timeout(waiter)
                 if not future.done():
                     raise store.timeout_error(name, args)
             return future.result()
@@ -94,7 +94,7 @@ class AsyncStore(AsyncWrapper):
 
     async def primary_session(self) -> Any:
         """Return the default session. It is opened on first use, and again after it was lost."""
-        return wrap_async(await run_in_task(lambda: run_step(Ask(self._of.primary_session))))
+        return wrap_async(await run_in_task(lambda: run_step(StoreCall(self._of.primary_session))))
 
     async def open_session(self, ttl_s: float) -> Any:
         """Open a separate session, whose keys are deleted when it ends. See ``latchwork.Store.open_session``."""

@@ -34,7 +34,7 @@ ROWS = (
         Store,
         AsyncStore,
         (
-            "call_wait_s",
+            "remaining_timeout_s",
             "cleanup",
             "connection",
             "ready",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import current
+from latchwork._base.execution_context import current_task_caller
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import WatchCallback, WatchEvent
 from latchwork.clock import SYSTEM_CLOCK
@@ -64,7 +64,7 @@ class DeliveringWatch:
             first, self.closed = not self.closed, True
         if first:
             self._drop(self)
-        if current() is not None:  # an event loop must not wait; the store drops what comes after a close
+        if current_task_caller() is not None:  # an event loop must not wait; the store drops what comes after a close
             return
         with self._mutex:
             if self._deliverer in {None, threading.get_ident()}:

@@ -41,7 +41,7 @@ from latchwork.store import Store
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import driven, run
+from latchwork.store.steps import blocking, run
 from latchwork.tasks import (
     DEFAULT,
     PICKLED,
@@ -358,7 +358,7 @@ class Executor(concurrent.futures.Executor):
         errors = tuple(get_error(future) for future in futures)
         raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
 
-    @driven
+    @blocking
     async def detached(
         self,
         fn: Callable[..., Any] | str,
@@ -432,7 +432,7 @@ class Executor(concurrent.futures.Executor):
         view._options = replace(self._options, **{name: value for name, value in given.items() if value is not None})
         return view
 
-    @driven
+    @blocking
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all tasks submitted before are stored. If this process dies afterwards, the tasks are dropped.
 

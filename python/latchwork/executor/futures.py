@@ -24,7 +24,7 @@ from latchwork.executor.errors import SomeFailed, TaskCancelled
 from latchwork.executor.keys import make_task_id
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, driven, steps_of
+from latchwork.store.steps import Pause, blocking, coroutine_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -232,7 +232,7 @@ class TaskFuture(CallbackFuture[T]):
             late = f"task {self.id} did not end within {timeout or 0:g} s{self._tasks.missing_worker_hint()}"
             raise TimeoutError(late) from None
 
-    @driven
+    @blocking
     async def cancel(self, *, interrupt: bool = False) -> bool:
         """Cancel the task and remove its copies from the queue.
 
@@ -246,18 +246,18 @@ class TaskFuture(CallbackFuture[T]):
         """
         if self.done():
             return self.cancelled()
-        if not await steps_of(self._tasks.cancel)(self._ticket, interrupt=interrupt):
+        if not await coroutine_of(self._tasks.cancel)(self._ticket, interrupt=interrupt):
             return self.cancelled()
         return self.complete_cancelled()
 
-    @driven
+    @blocking
     async def state(self) -> TaskState:
         """Read the task's current state from the store: whether it is queued or running and where, or how it ended.
 
         Raises:
             Unavailable: The store could not be reached.
         """
-        return await steps_of(self._tasks.state)(self._ticket)
+        return await coroutine_of(self._tasks.state)(self._ticket)
 
     # Called by the submitter
 
@@ -408,7 +408,7 @@ class CallbackRunner:
                 if is_inside or not (self._queue or self._running):
                     return
                 version = self._changed.version
-            await self._changed.changed_since(version, self._clock, None)
+            await self._changed.wait_for_change(version, self._clock, None)
 
     def _start_runner(self) -> None:
         """Start a thread that calls the scheduled callbacks. The caller must hold the mutex."""
@@ -447,7 +447,7 @@ class CallbackRunner:
                     self._runner = None
                     return None
                 version = self._changed.version
-            is_last_look = not await self._changed.changed_since(version, self._clock, LONG_S)
+            is_last_look = not await self._changed.wait_for_change(version, self._clock, LONG_S)
 
     async def _watch(self) -> None:
         while True:

@@ -23,7 +23,7 @@ from latchwork.executor.pickers import Load, Picker, Pull, TaskInfo, pick_for_co
 from latchwork.executor.targets import Key, Label, Member, Target, eligible_members, find_key_owner
 from latchwork.primitives import Group, GroupMember, View
 from latchwork.store import Mirror, Store
-from latchwork.store.steps import steps_of
+from latchwork.store.steps import coroutine_of
 from latchwork.types import Check
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class TaskPlacer:
     async def has_members(self) -> bool:
         """Return whether any worker is online now."""
         with closing(Group(self._store, self._keys.group)) as group:
-            return bool(await steps_of(group.members)())
+            return bool(await coroutine_of(group.members)())
 
     async def _members(self, group: Group, *, must_be_new: bool) -> tuple[GroupMember, ...]:
         """Return the stored members.
@@ -156,7 +156,7 @@ class TaskPlacer:
         """
         now = self._store.clock.now()
         if must_be_new or now >= self._members_read_at + _SAME_S:
-            self._read, self._members_read_at = tuple(await steps_of(group.members)()), now
+            self._read, self._members_read_at = tuple(await coroutine_of(group.members)()), now
         return self._read
 
     async def _read_loads(self, view: View) -> dict[str, Load]:

@@ -29,7 +29,7 @@ from latchwork.executor.stored import DetachedTaskRecord, StoredTasks, TaskLocat
 from latchwork.executor.submitter_session import INLINE_BYTES, build_put_copies_ops
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
-from latchwork.store.steps import Pause, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, blocking, coroutine_of
 from latchwork.tasks import Blobs, Outcome, Payloads
 from latchwork.types import Change, Create, Entry, Op
 
@@ -80,7 +80,7 @@ class DetachedTasks:
         )
         if len(ready.payload) <= INLINE_BYTES:
             return await self._put_until_known(ready, picker, copies, digest, lambda: None)
-        blob = await steps_of(self.blobs.write)(DETACHED, ready.payload)
+        blob = await coroutine_of(self.blobs.write)(DETACHED, ready.payload)
         ready = replace(ready, payload=b"", blob=blob)
         return await self._put_until_known(ready, picker, copies, digest, partial(self.blobs.delete_soon, blob))
 
@@ -149,7 +149,7 @@ class TaskRef:
     def __repr__(self) -> str:
         return f"<TaskRef {self.id}>"
 
-    @driven
+    @blocking
     async def state(self) -> TaskState:
         """Read the task's current state from the store.
 
@@ -159,7 +159,7 @@ class TaskRef:
         location, _ = await self._read_location()
         return await self._tasks.stored.read_state(location)
 
-    @driven
+    @blocking
     async def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the result of the task and return it. It is kept until the task is forgotten or expires.
 
@@ -174,7 +174,7 @@ class TaskRef:
         location, known = await self._read_location()
         entry = await self._wait_for_outcome(location.result_key, known.nonce, timeout_s)
         ref = parse_blob_ref(entry.value)
-        value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
+        value = entry.value if ref is None else await coroutine_of(self._tasks.blobs.read)(ref)
         hint = self._tasks.result_annotation(known.function)
         try:
             return Outcome.from_bytes(value).result(self._tasks.payloads, hint, f"the result of {known.function!r}")
@@ -207,7 +207,7 @@ class TaskRef:
             while True:
                 left_s = None if until is None else max(0.0, until - clock.now())
                 try:
-                    batch = await steps_of(watch.next)(left_s)
+                    batch = await coroutine_of(watch.next)(left_s)
                 except WaitTimeout:
                     raise TimeoutError(f"task {self.id} has not ended within {timeout_s:g} s") from None
                 except Closed:
@@ -218,7 +218,7 @@ class TaskRef:
                 if found:
                     return found[-1]
 
-    @driven
+    @blocking
     async def cancel(self, *, interrupt: bool = False) -> bool:
         """Cancel the task and remove its copies from the queue. A wait for its result then raises ``CancelledError``.
 
@@ -237,7 +237,7 @@ class TaskRef:
             location, None, interrupt=interrupt, has_outcome=lambda: False, ops=lambda: ops
         )
 
-    @driven
+    @blocking
     async def forget(self) -> bool:
         """Delete the record and the result of the task. Return False if there is no such task.
 

@@ -21,7 +21,7 @@ from latchwork.executor.items import TaskItem, parse_task
 from latchwork.executor.keys import ANY, DETACHED, Keys, make_item_ids, queued_at_s
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
-from latchwork.store.steps import Pause, ask, steps_of
+from latchwork.store.steps import Pause, ask, coroutine_of
 from latchwork.tasks import BadPayload, Blobs, Outcome, type_name
 from latchwork.types import Check, Entry, Op, Put
 
@@ -178,7 +178,7 @@ class StoredTasks:
         items = await self.read_items(location)
         at_s = queued_at_s(location.sort_key)
         if items:
-            holders = await steps_of(self._backlog.holders)(items)
+            holders = await coroutine_of(self._backlog.holders)(items)
             running = tuple(sorted(holder.label for holder in holders if holder is not None))
             latest = max(items, key=lambda item: item.attempts)
             return TaskState("running" if running else "queued", running, latest.attempts, at_s, latest.why)
@@ -213,7 +213,7 @@ class StoredTasks:
             items = await self.read_items(location)
             if not items:
                 return await self._was_cancelled(location, has_outcome, has_tried=has_tried)
-            holders = await steps_of(self._backlog.holders)(items)
+            holders = await coroutine_of(self._backlog.holders)(items)
             if any(holders) and not interrupt:
                 return False
             held, writes = self._removal_parts(items, holders, session, interrupt=interrupt)
@@ -248,7 +248,9 @@ class StoredTasks:
         holders: dict[str, Any] = {}
         for start in range(0, len(flat), _TOGETHER):
             part = flat[start : start + _TOGETHER]
-            holders.update(zip((item.path for item in part), await steps_of(self._backlog.holders)(part), strict=True))
+            holders.update(
+                zip((item.path for item in part), await coroutine_of(self._backlog.holders)(part), strict=True)
+            )
         alone = [number for number in locations if not found[number]]
         batch: dict[int, tuple[list[Check], list[Op]]] = {}
         for number, items in found.items():
@@ -302,7 +304,7 @@ class StoredTasks:
             ]
             for start in range(0, len(wanted), _TOGETHER):
                 part = wanted[start : start + _TOGETHER]
-                items = await steps_of(self._backlog.find_all)([key for _, key in part])
+                items = await coroutine_of(self._backlog.find_all)([key for _, key in part])
                 for (number, _), item in zip(part, items, strict=True):
                     if item is not None and item.id not in {each.id for each in found[number]}:
                         found[number].append(item)

@@ -41,7 +41,7 @@ from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, ask, driven, undone_if_interrupted
+from latchwork.store.steps import Pause, ask, blocking, undone_if_interrupted
 from latchwork.tasks import Payloads
 from latchwork.types import At, Check, Op
 
@@ -452,7 +452,7 @@ class Submitter:
         self.end_task(ticket, partial(ticket.future.complete_with_exception, error))
         self._wake.set()
 
-    @driven
+    @blocking
     async def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
         """Cancel a task and remove it from the store.
 
@@ -480,7 +480,7 @@ class Submitter:
                     if not await self._remove_stored(ticket, submitter_session, interrupt):
                         return ticket.future.cancelled()
                 break
-            await self._changed.changed_since(version, self._store.clock, None)
+            await self._changed.wait_for_change(version, self._store.clock, None)
         self.end_task(ticket, ticket.future.complete_cancelled)
         self._wake.set()
         return True
@@ -524,7 +524,7 @@ class Submitter:
                 part = [ticket for ticket in left if ticket.stage is Stage.STORED][:_MOST_CANCELLED]
                 submitter_session, version = self._session, self._changed.version
             if not part or submitter_session is None:
-                await self._changed.changed_since(version, self._store.clock, None)
+                await self._changed.wait_for_change(version, self._store.clock, None)
                 tickets = left
                 continue
             by_number = {ticket.number: ticket for ticket in part}
@@ -545,7 +545,7 @@ class Submitter:
             tickets = [ticket for ticket in left if ticket.number not in by_number]
             self._wake.set()
 
-    @driven
+    @blocking
     async def state(self, ticket: TaskTicket) -> TaskState:
         """Return the current state of a task, from memory if possible, otherwise from the store."""
         self._home.check()

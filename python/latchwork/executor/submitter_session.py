@@ -31,7 +31,7 @@ from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, StepCoroutine, ask, steps_of
+from latchwork.store.steps import Pause, StepCoroutine, ask, coroutine_of
 from latchwork.tasks import BlobRef, Blobs, Outcome, Payloads
 from latchwork.types import At, Change, Delete, Entry, Op, Put
 
@@ -182,7 +182,7 @@ async def wait_until(notifier: Notifier, clock: Clock, condition: Callable[[], b
         left_s = None if ends_at is None else max(0.0, ends_at - clock.now())
         if left_s == 0.0:
             return False
-        await notifier.changed_since(version, clock, left_s)
+        await notifier.wait_for_change(version, clock, left_s)
 
 
 class TaskPreparer:
@@ -236,7 +236,7 @@ class TaskPreparer:
             return item
         ref = self._written.get(item.number)
         if ref is None or ref.owner != item.submitter_id:
-            ref = await steps_of(self._blobs.write)(item.submitter_id, item.payload)
+            ref = await coroutine_of(self._blobs.write)(item.submitter_id, item.payload)
             self._written[item.number] = ref
         return replace(item, payload=b"", blob=ref)
 
@@ -374,7 +374,7 @@ class ResultCollector:
                 self._watch = watch
             while not self._stop.is_set():
                 try:
-                    batch = await steps_of(watch.next)(_IDLE_S if self._read else None)
+                    batch = await coroutine_of(watch.next)(_IDLE_S if self._read else None)
                 except WaitTimeout:
                     batch = ()
                 for change in batch:

@@ -19,7 +19,7 @@ from latchwork.executor.stored import StoredTasks, TaskLocation
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.schedules.wall_clock import WallClock
 from latchwork.store import Store
-from latchwork.store.steps import ask, steps_of
+from latchwork.store.steps import ask, coroutine_of
 from latchwork.tasks import PICKLED, Blobs, Outcome, UnknownFunction
 from latchwork.types import Create
 
@@ -123,7 +123,7 @@ class ExecutorSweeper:
         sort key.
         """
         found = []
-        for partition in await steps_of(self._backlog.partitions)():
+        for partition in await coroutine_of(self._backlog.partitions)():
             prefix = f"{self._partition_prefix(partition)}/items"
             for sort_key in await ask(self._store.children, prefix):
                 parts = sort_key.split("-")
@@ -144,7 +144,7 @@ class ExecutorSweeper:
         for _, prefix in dropped:
             await ask(self._store.delete_tree, prefix)
         for partition in sorted({partition for partition, _ in dropped}):
-            await steps_of(self._backlog.tidy)(partition)
+            await coroutine_of(self._backlog.tidy)(partition)
         return len(dropped)
 
     async def _tidy_partitions(self, members: Collection[str]) -> None:
@@ -157,8 +157,8 @@ class ExecutorSweeper:
             owner = partition_member(partition)
             notes = await ask(self._store.children, f"{self._partition_prefix(partition)}/removed")
             is_left = owner is not None and owner not in members
-            if notes or (is_left and not await steps_of(self._backlog.items)(partition, 1)):
-                await steps_of(self._backlog.tidy)(partition)
+            if notes or (is_left and not await coroutine_of(self._backlog.items)(partition, 1)):
+                await coroutine_of(self._backlog.tidy)(partition)
 
     def _partition_prefix(self, partition: str) -> str:
         """Return the key prefix of a partition of the work queue."""
@@ -171,7 +171,7 @@ class ExecutorSweeper:
             The IDs of these tasks.
         """
         now = self._store.clock.now()
-        heads = await steps_of(self._backlog.items)(ANY, _HEAD)
+        heads = await coroutine_of(self._backlog.items)(ANY, _HEAD)
         self._seen = {item.path: self._seen.get(item.path, now) for item in heads}
         old = [item for item in heads if now - self._seen[item.path] >= self._unknown_after_s]
         if not old:
@@ -193,7 +193,7 @@ class ExecutorSweeper:
             item = parse_task(stored.value)
         except BadRecord:
             return ""
-        if item.function in known or await steps_of(self._backlog.holder)(stored) is not None:
+        if item.function in known or await coroutine_of(self._backlog.holder)(stored) is not None:
             return ""
         error = _unknown(item, known)
         outcome, location = Outcome.from_exception(error, is_final=True), TaskLocation.from_item(item, self._keys)
@@ -203,7 +203,9 @@ class ExecutorSweeper:
         ]
         large = [] if item.blob is None else self._blobs.delete_ops(item.blob)
         ops = [*outcome_ops, *large, *delete_copies_ops(self._backlog, item, stored.id)]
-        is_dead_lettered = await steps_of(self._backlog.move_to_dead_letters)(stored, str(error)[:_MOST_WHY], (), ops)
+        is_dead_lettered = await coroutine_of(self._backlog.move_to_dead_letters)(
+            stored, str(error)[:_MOST_WHY], (), ops
+        )
         return item.id if is_dead_lettered else ""
 
 

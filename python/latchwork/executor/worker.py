@@ -26,7 +26,7 @@ from latchwork.store import Session, Store
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import Pause, ask, steps_of
+from latchwork.store.steps import Pause, ask, coroutine_of
 from latchwork.tasks import DEFAULT, Functions, GroupCommit, Payloads, RunAsync, RunIn, Slots, TaskLoop, WorkerLoop
 from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id
@@ -300,7 +300,7 @@ class ExecutorWorkerSession:
 
         The partitions are read after the first view of the group. Later views report all members that leave.
         """
-        for partition in await steps_of(self._admin_queue.partitions)():
+        for partition in await coroutine_of(self._admin_queue.partitions)():
             owner = partition_member(partition)
             if owner is not None and owner not in (self._members() or ()):
                 self.hooks.add_orphaned_partition(partition)
@@ -311,7 +311,7 @@ class ExecutorWorkerSession:
         running = len(self.worker_loop.running())
         queued = 0
         if self.slots.free_slots == 0:
-            mine = await steps_of(self._admin_queue.items)(self._node.partition, _COUNTED)
+            mine = await coroutine_of(self._admin_queue.items)(self._node.partition, _COUNTED)
             queued = max(0, len(mine) - running)
         if (running, queued) == self._reported_load or (self._reported_load == (-1, -1) and running == 0):
             return
@@ -348,9 +348,9 @@ class ExecutorWorkerSession:
         the store.
         """
         for partition in self.hooks.orphaned_partitions:
-            if await steps_of(self._admin_queue.items)(partition, 1):
+            if await coroutine_of(self._admin_queue.items)(partition, 1):
                 self.worker_loop.request_search()
-            elif await steps_of(self._admin_queue.tidy)(partition):
+            elif await coroutine_of(self._admin_queue.tidy)(partition):
                 self.hooks.remove_orphaned_partition(partition)
 
     async def _help_busiest(self) -> None:

@@ -17,7 +17,7 @@ from latchwork._base.prometheus import (
     GaugeCollector,
     GaugeMetricFamily,
     Histogram,
-    metrics_of,
+    get_or_create_metrics,
 )
 from latchwork.jobs.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
 
@@ -148,7 +148,7 @@ class PrometheusMetrics(Observer):
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self._families = metrics_of(_MetricSet, registry)
+        self._families = get_or_create_metrics(_MetricSet, registry)
 
     def attached(self, node: ObservedNode) -> None:
         """Handle the start of a node: create all of its metrics, and include its gauges in future scrapes."""

@@ -352,10 +352,10 @@ class CompletionBatcher:
                 del self._plans[key]
             claimed, self._claimed = self._claimed, []
             if not completions:
-                if claimed and not await self._notifier.changed_since(version, self._clock, _IDLE_S):
+                if claimed and not await self._notifier.wait_for_change(version, self._clock, _IDLE_S):
                     await self._prefetch_successors(claimed)
                     continue
-                await self._notifier.changed_since(version, self._clock, None)
+                await self._notifier.wait_for_change(version, self._clock, None)
                 await self._wait_for_more()
                 continue
             by_plan: dict[tuple[str, int], list[Completion]] = {}

@@ -24,7 +24,7 @@ from latchwork.plans.removal import delete_plan_now
 from latchwork.plans.transitions import TxnPart
 from latchwork.store import Session
 from latchwork.store.driving.background import Background
-from latchwork.store.steps import PendingCall, ask, steps_of, undone_if_interrupted
+from latchwork.store.steps import PendingCall, ask, coroutine_of, undone_if_interrupted
 from latchwork.types import At, Check, Committed, Create, Entry, Op, Put
 
 #: Maximum number of concurrent transactions.
@@ -177,7 +177,7 @@ async def _store_large_args(
     for name, task in tasks.items():
         stored[name] = task
         if len(task.args) > INLINE_ARGS:
-            at = await steps_of(plan_store.blobs.write)(plan_id, task.args)
+            at = await coroutine_of(plan_store.blobs.write)(plan_id, task.args)
             stored[name] = replace(task, args=b"", args_at=at)
     return stored
 

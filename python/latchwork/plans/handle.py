@@ -21,7 +21,7 @@ from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, Ta
 from latchwork.plans.removal import finish_removal, remove_damaged_plan
 from latchwork.plans.transitions import MAX_LINKED, TxnPart
 from latchwork.store import Backoff, Mirror
-from latchwork.store.steps import Pause, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, blocking, coroutine_of
 from latchwork.tasks import Functions, Outcome, Payloads, Retry
 from latchwork.types import Entry
 
@@ -89,7 +89,7 @@ class PlanHandle:
 
     # Reading
 
-    @driven
+    @blocking
     async def status(self) -> PlanStatus:
         """Read all tasks and return the status of the plan.
 
@@ -98,7 +98,7 @@ class PlanHandle:
         """
         _, plan = await self._plan_store.read_plan(self.id)
         tasks = await self._plan_store.read_all_tasks(self.id)
-        claims = await steps_of(self._plan_store.queue.claims)(PARTITION)
+        claims = await coroutine_of(self._plan_store.queue.claims)(PARTITION)
         running = []
         for path, ticket in claims.items():
             plan_id, task = split_item_id(path.rpartition("/")[2])
@@ -115,7 +115,7 @@ class PlanHandle:
             plan.ended_ms,
         )
 
-    @driven
+    @blocking
     async def state(self) -> PlanState:
         """Return the state of the plan. Costs one read.
 
@@ -124,12 +124,12 @@ class PlanHandle:
         """
         return (await self._plan_store.read_plan(self.id))[1].state
 
-    @driven
+    @blocking
     async def is_completed(self) -> bool:
         """Return whether all tasks of the plan are done. False for a draft and for a failed plan."""
         return (await self._plan_store.read_plan(self.id))[1].state is PlanState.COMPLETED
 
-    @driven
+    @blocking
     async def pending_deps(self, task: Ref | str) -> list[str]:
         """Return the names of the dependencies of a task that are not done, sorted.
 
@@ -218,7 +218,7 @@ class PlanHandle:
             mirror.wait_until(lambda now: key not in now or _state_of(now[key]) is not PlanState.RECOVERING, timeout_s)
             return key in mirror
 
-    @driven
+    @blocking
     async def _read_task(self, name: str, created: int) -> tuple[Task, bytes | None]:
         """Read a task and its encoded outcome.
 
@@ -244,7 +244,7 @@ class PlanHandle:
         hint = registered.hints.get("return", Any) if registered is not None else Any
         return Outcome.from_bytes(outcome).result(self._payloads, hint, f"the result of task {task.name!r}")
 
-    @driven
+    @blocking
     async def graph(self) -> Graph:
         """Return the tasks and their dependencies as a graph, which ``latchwork.drawing.to_svg`` can draw, for
         example.
@@ -258,7 +258,7 @@ class PlanHandle:
 
     # Changing
 
-    @driven
+    @blocking
     async def cancel(self) -> None:
         """Cancel the plan: running tasks are asked to stop, and no more tasks start.
 
@@ -272,7 +272,7 @@ class PlanHandle:
     def _cancel_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.build_cancel_start(self.id, entry, plan, PlanState.CANCELLED)
 
-    @driven
+    @blocking
     async def recover(self) -> None:
         """Run the failed, skipped and canceled tasks again. Existing results are kept.
 
@@ -284,7 +284,7 @@ class PlanHandle:
     def _recovery_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.build_recovery_start(self.id, entry, plan)
 
-    @driven
+    @blocking
     async def remove(self) -> None:
         """Delete the plan, its child plans and all their results, in any state. Its ID can be reused afterwards.
 
@@ -336,7 +336,7 @@ class PlanHandle:
             else:
                 return
 
-    @driven
+    @blocking
     async def add(
         self,
         fn: Callable[..., Any] | str,
@@ -372,7 +372,9 @@ class PlanHandle:
         )
         given = None if name is None else check_task_name(name)
         template = call.template
-        at = await steps_of(self._plan_store.blobs.write)(self.id, template) if len(template) > INLINE_ARGS else None
+        at = (
+            await coroutine_of(self._plan_store.blobs.write)(self.id, template) if len(template) > INLINE_ARGS else None
+        )
         nonce, sent, skipped = uuid.uuid4().hex, "", 0
         while True:
             entry, plan = await self._plan_store.read_plan(self.id)

@@ -33,7 +33,7 @@ from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
 from latchwork.plans.wakeups import is_plan_ending
 from latchwork.primitives import QueueClaim, QueueItem, TakerShard
 from latchwork.store import Backoff, Mirror
-from latchwork.store.steps import Pause, driven, steps_of
+from latchwork.store.steps import Pause, blocking, coroutine_of
 from latchwork.tasks import (
     BadPayload,
     Done,
@@ -325,7 +325,7 @@ class PlanHooks(WorkerHooks):
 
     # Starting
 
-    @driven
+    @blocking
     async def prepare_claims(self, claims: Sequence[QueueClaim]) -> None:
         """Prefetch the records of newly claimed tasks and the results of their dependencies, in few requests.
 
@@ -378,7 +378,7 @@ class PlanHooks(WorkerHooks):
             claim.attempts,
         )
 
-    @driven
+    @blocking
     async def _call(self, claim: QueueClaim, plan_id: str, name: str) -> StoredCall:
         if name.startswith(_CONTROL):
             raise NothingToRun("control")
@@ -410,7 +410,7 @@ class PlanHooks(WorkerHooks):
             raise TaskProcessDied(
                 f"task {name!r} of plan {plan_id!r} was running when {MAX_WORKER_DEATHS} workers died"
             )
-        template = task.args if task.args_at is None else await steps_of(self._plan_store.blobs.read)(task.args_at)
+        template = task.args if task.args_at is None else await coroutine_of(self._plan_store.blobs.read)(task.args_at)
         results = self._results.get(plan_id, known[1], task.args_from)
         missing = [each for each in task.args_from if each not in stored and each not in results]
         stored |= await self._plan_store.read_outcomes(plan_id, missing)
@@ -437,7 +437,7 @@ class PlanHooks(WorkerHooks):
         self._plan_created.pop(claim.item.path, None)
         return self._limits.on_claim_ended(claim)
 
-    @driven
+    @blocking
     async def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """Store the consequences of a finished task, and return how to end its claim.
 

@@ -12,7 +12,7 @@ from latchwork.plans.keys import PARTITION, Keys
 from latchwork.plans.records import PlanRecord, Task, TaskState, decode_result, encode_inline_result, encode_result_ref
 from latchwork.plans.transitions import Transitions, TxnPart
 from latchwork.primitives import WorkQueue
-from latchwork.store.steps import ask, steps_of
+from latchwork.store.steps import ask, coroutine_of
 from latchwork.store.store import Store, system_namespace
 from latchwork.tasks import BlobRef, Blobs
 from latchwork.types import Check, Entry, Op
@@ -187,7 +187,7 @@ class PlanStore:
         """
         if len(outcome) <= max_inline_bytes:
             return encode_inline_result(outcome)
-        return encode_result_ref(await steps_of(self.blobs.write)(plan_id, outcome))
+        return encode_result_ref(await coroutine_of(self.blobs.write)(plan_id, outcome))
 
     async def read_entries(
         self, requests: Sequence[tuple[str, str, Sequence[str]]]
@@ -232,7 +232,7 @@ class PlanStore:
         for name, entry in zip(names, entries, strict=True):
             if entry is not None:
                 where = decode_result(entry.value)
-                found[name] = await steps_of(self.blobs.read)(where) if isinstance(where, BlobRef) else where
+                found[name] = await coroutine_of(self.blobs.read)(where) if isinstance(where, BlobRef) else where
         return found
 
     async def read_outcomes(self, plan_id: str, names: Sequence[str]) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.removal import sweep_plans
 from latchwork.store import Store
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, blocking
 from latchwork.tasks import DEFAULT, Codec, Functions, Payloads
 
 
@@ -78,7 +78,7 @@ class Plans:
         draft = PlanDraft(plan_id, PlanOptions(name, on_failure, priority, keep_results_s, max_parallel, keep_s))
         return PlanBuilder(draft, self._functions, self._payloads, self._start)
 
-    @driven
+    @blocking
     async def _start(self, draft: PlanDraft) -> PlanHandle:
         await start_draft(self._plan_store, draft)
         return self.get(draft.id)
@@ -88,7 +88,7 @@ class Plans:
         checked = check_id(plan_id, "the id of a plan", MAX_PLAN_ID)
         return PlanHandle(self._plan_store, checked, self._functions, self._payloads)
 
-    @driven
+    @blocking
     async def list(self, *, state: PlanState | None = None) -> list[tuple[str, PlanRecord]]:
         """Return the IDs and records of plans, oldest first.
 
@@ -105,7 +105,7 @@ class Plans:
                 found.append((entry.key.rpartition("/")[2], record))
         return sorted(found, key=lambda each: (each[1].started_ms, each[0]))
 
-    @driven
+    @blocking
     async def sweep(self) -> int:
         """Remove drafts of dead builders, leftover keys of removed plans, expired plans and expired results.
 

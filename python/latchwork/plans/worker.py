@@ -276,7 +276,7 @@ class PlanWorkerSession:
                 continue
             backoff = Backoff()
             until_s = [sweep_at - clock.now(), *((each_ms - now_ms) / 1000.0 for each_ms in expiries.values())]
-            await self._notifier.changed_since(
+            await self._notifier.wait_for_change(
                 version, clock, max(0.001, min(until_s + [_ORPHAN_CHECK_S] * has_permits))
             )
 

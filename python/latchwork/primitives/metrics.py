@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from latchwork._base.interrupts import mutex
-from latchwork._base.prometheus import CollectorRegistry, Counter, GaugeCollector, GaugeMetricFamily, metrics_of
+from latchwork._base.prometheus import (
+    CollectorRegistry,
+    Counter,
+    GaugeCollector,
+    GaugeMetricFamily,
+    get_or_create_metrics,
+)
 from latchwork.errors import LatchworkError
 
 if TYPE_CHECKING:
@@ -68,7 +74,7 @@ class PrimitiveMetrics:
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
-        self._families = metrics_of(_PrimitiveCollector, registry)
+        self._families = get_or_create_metrics(_PrimitiveCollector, registry)
 
     def watch(self, name: str, primitive: Any) -> None:
         """Include a primitive in the metrics from now on. It replaces one with the same name and kind. Performs no I/O.

@@ -40,7 +40,7 @@ from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.ownership import MARGIN_PART, GuardedWork, Ownership, check_function
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, call_user_function, driven
+from latchwork.store.steps import ask, blocking, call_user_function
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Entry, Put
@@ -123,7 +123,7 @@ class Once(Closable):
     def __repr__(self) -> str:
         return f"<Once {self.name!r}>"
 
-    @driven
+    @blocking
     async def run(self, fn: Callable[[GuardedWork], bytes | None], *, timeout_s: float | None = None) -> bytes:
         """Run the function if no process has run it, or wait for another process that runs it. Return its result.
 
@@ -151,7 +151,7 @@ class Once(Closable):
                 returned neither bytes nor None. Nothing is recorded.
         """
         check_function(fn, self._what)
-        if self._running.own.get("here", False):
+        if self._running.values.get("here", False):
             raise LatchworkError(f"{self._what} is being run by this thread; its function cannot wait for itself")
         deadline = Deadline(self._store.clock, timeout_s)
         while True:
@@ -183,7 +183,7 @@ class Once(Closable):
             if position is not None:
                 await self._queue.leave(position)
 
-    @driven
+    @blocking
     async def outcome(self) -> bytes | None:
         """Read the result without running the function. Return None if there is no outcome yet.
 
@@ -194,17 +194,17 @@ class Once(Closable):
         entry = await self._outcome()
         return None if entry is None else _decode_result(entry, self._what)
 
-    @driven
+    @blocking
     async def runner(self) -> Ticket | None:
         """Return the ticket of the client that is running the function, or None."""
         return next(iter(await self._queue.tickets()), None)
 
-    @driven
+    @blocking
     async def waiters(self) -> list[Ticket]:
         """Return the tickets of the clients that wait for the outcome, in order."""
         return (await self._queue.tickets())[1:]
 
-    @driven
+    @blocking
     async def reset(self) -> None:
         """Delete the outcome, so that the next call of ``run`` runs the function again.
 
@@ -320,7 +320,7 @@ class Once(Closable):
         return entry
 
     async def _call_function(self, fn: Callable[[GuardedWork], bytes | None], work: GuardedWork) -> bytes:
-        own = self._running.own
+        own = self._running.values
         own["here"] = True
         try:
             work.start_watching()

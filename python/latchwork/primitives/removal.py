@@ -12,7 +12,7 @@ from latchwork.primitives.leased.inspect import read_state
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.numbers.shared_number import is_number
 from latchwork.primitives.waiting.arguments import check_name
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, blocking
 from latchwork.store.store import Store
 from latchwork.types import At, Delete, Entry, Exists
 
@@ -39,7 +39,7 @@ _HOLDER = re.compile(r"partitions/[^/]+/holders/")
 _NEEDED = re.compile(r"arrived-|dead/|partitions/[^/]+/items/")
 
 
-@driven
+@blocking
 async def forget(store: Store, name: str) -> int:
     """Remove the stored records of a primitive that is no longer used.
 

@@ -65,7 +65,7 @@ class CallTimeouts:
         """
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
-    def call_wait_s(self, since: float | None = None) -> float:
+    def remaining_timeout_s(self, since: float | None = None) -> float:
         """Return the number of seconds for which an event loop should still wait for the answer to a call.
 
         Args:

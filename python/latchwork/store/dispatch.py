@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from latchwork._base.execution_context import current
+from latchwork._base.execution_context import current_task_caller
 from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
 from latchwork.store.forks import ForkGuard
@@ -45,7 +45,7 @@ def callback_scope() -> Iterator[None]:
 
 def is_in_callback() -> bool:
     """Return whether the current thread is running a user callback. A long wait in it may cause a deadlock."""
-    caller = current()
+    caller = current_task_caller()
     return getattr(_here, "is_in_callback", False) if caller is None else caller.acts_for is not None
 
 

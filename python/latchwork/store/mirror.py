@@ -10,7 +10,7 @@ from latchwork.clock import Clock
 from latchwork.store.dispatch import Dispatcher, SerialDrain
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
-from latchwork.store.steps import driven
+from latchwork.store.steps import blocking
 from latchwork.store.watch import Batch, ChangeBuffer, WatchReceiver
 from latchwork.types import Change, Entry
 
@@ -76,7 +76,7 @@ class Mirror(WatchReceiver, Mapping[str, Entry]):
             watch.prove_current()
         return max(0.0, self._clock.now() - self._tracker.as_of)
 
-    @driven
+    @blocking
     async def ready(self, timeout_s: float | None = None) -> Mirror:
         """Wait until the first state has arrived, and return the mirror itself.
 
@@ -86,7 +86,7 @@ class Mirror(WatchReceiver, Mapping[str, Entry]):
         """
         return await self._wait_and_take(lambda: self._tracker.ready, lambda: self, timeout_s, "the first state")
 
-    @driven
+    @blocking
     async def wait_until(self, predicate: Callable[[Mirror], bool], timeout_s: float | None = None) -> None:
         """Wait until ``predicate(mirror)`` is true. The predicate is called in this thread after each change.
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from latchwork._base.interrupts import condition, entrance, mutex
+from latchwork._base.interrupts import condition, mutex, not_reentrant
 from latchwork.backends.futures import CallbackQueue, with_callback_queue
 from latchwork.store.calls import StoreCalls
 from latchwork.store.forks import ForkGuard
@@ -25,7 +25,7 @@ def _as_pipeline_method(
     name = call.__name__
 
     @wraps(call)
-    @entrance
+    @not_reentrant
     def send(self: Pipeline, /, *args: P.args, **options: P.kwargs) -> Future[T]:
         self._home.check()
         with self._lock:

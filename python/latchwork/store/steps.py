@@ -20,10 +20,10 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from latchwork._base import interrupts
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import in_loop, warn_in_loop
-from latchwork._base.interrupts import call_outside, here
+from latchwork._base.interrupts import call_allowing_reentry, here
 from latchwork.backends.futures import LightFuture, resolve
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
+from latchwork.errors import LatchworkError, OutcomeUnknown, keep_outcome_unknown
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,8 +40,8 @@ class Step(ABC, Generic[T]):
     """An operation that a protocol awaits once, such as a call to the server or a pause.
 
     Attributes:
-        timeout_s: Seconds after which an event loop calls ``on_timeout``. None means never. ``block`` has its own
-            timeout.
+        timeout_s: Seconds after which an event loop calls ``get_timeout_result``. None means never. ``block`` has its
+            own timeout.
     """
 
     __slots__ = ("timeout_s",)
@@ -66,7 +66,7 @@ class Step(ABC, Generic[T]):
         The future may complete in any thread. Canceling it stops the operation.
         """
 
-    def extension_s(self) -> float:
+    def timeout_extension_s(self) -> float:
         """Return the seconds by which to extend the wait after its timeout has passed. 0 means that it has timed
         out.
         """
@@ -81,16 +81,16 @@ class Step(ABC, Generic[T]):
         future.cancel()
         return True
 
-    def on_dropped(self, future: Future[T]) -> None:
+    def on_late_result(self, future: Future[T]) -> None:
         """Release the result of an operation that completed after its cancellation, so that the protocol never received
         it.
         """
 
-    def outcome_note(self) -> str | None:
+    def unknown_outcome_note(self) -> str | None:
         """Return a note for the user about what is unknown after a cancellation, or None."""
         return None
 
-    def on_timeout(self) -> T:
+    def get_timeout_result(self) -> T:
         """Return the result of an operation that has timed out, or raise its error.
 
         Not called if the operation has no timeout.
@@ -104,7 +104,7 @@ def run(steps: StepCoroutine[T]) -> T:
     An interrupt of this thread between two steps is also raised in the protocol, which then releases its resources.
 
     Once a step has ended with ``OutcomeUnknown``, a later error that says that nothing was applied would be wrong. It
-    is replaced by ``OutcomeUnknown`` (see ``after_unknown``). Event loops do the same.
+    is replaced by ``OutcomeUnknown`` (see ``keep_outcome_unknown``). Event loops do the same.
     """
     if in_loop():
         warn_in_loop(_name_of(steps))
@@ -138,31 +138,31 @@ def _drive(steps: StepCoroutine[T], error: BaseException | None) -> T:
                 elif isinstance(raised, StopIteration):
                     return cast("T", raised.value)
                 else:
-                    raise after_unknown(raised, unknown)  # noqa: B904 - it has its cause
+                    raise keep_outcome_unknown(raised, unknown)  # noqa: B904 - it has its cause
     finally:
         error = unknown = None  # their tracebacks hold this frame
 
 
-def driven(protocol: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
+def blocking(protocol: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
     """Decorator of an ``async def`` protocol: it becomes an ordinary function, which blocks until the protocol has
     ended.
 
-    A signal handler that calls it during another call gets an error. See ``interrupts.entrance``.
+    A signal handler that calls it during another call gets an error. See ``interrupts.not_reentrant``.
     """
-    return _driven(protocol, is_shielded=False)
+    return _make_blocking(protocol, is_shielded=False)
 
 
 def shielded(protocol: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
-    """Decorator like ``driven``, for a protocol that the cancellation of an asyncio task does not interrupt.
+    """Decorator like ``blocking``, for a protocol that the cancellation of an asyncio task does not interrupt.
 
     The task waits for it for a limited time. Then it continues in the background.
     """
-    return _driven(protocol, is_shielded=True)
+    return _make_blocking(protocol, is_shielded=True)
 
 
-def _driven(protocol: Callable[P, StepCoroutine[T]], *, is_shielded: bool) -> Callable[P, T]:
+def _make_blocking(protocol: Callable[P, StepCoroutine[T]], *, is_shielded: bool) -> Callable[P, T]:
     @wraps(protocol)
-    def make_steps(*args: P.args, **options: P.kwargs) -> StepCoroutine[T]:
+    def make_coroutine(*args: P.args, **options: P.kwargs) -> StepCoroutine[T]:
         try:
             return protocol(*args, **options)
         except TypeError as error:  # about the arguments: nothing has run yet
@@ -170,22 +170,22 @@ def _driven(protocol: Callable[P, StepCoroutine[T]], *, is_shielded: bool) -> Ca
 
     @wraps(protocol)
     def call(*args: P.args, **options: P.kwargs) -> T:
-        before = here.is_inside  # as ``entrance``
+        before = here.is_inside  # as ``not_reentrant``
         if before:
-            interrupts.refuse_inside()
+            interrupts.raise_reentrant_call()
         here.is_inside = True
         try:
-            return run(make_steps(*args, **options))
+            return run(make_coroutine(*args, **options))
         finally:
             here.is_inside = before
 
-    call.__dict__.update(is_shielded=is_shielded, make_steps=make_steps)  # for other drivers
+    call.__dict__.update(is_shielded=is_shielded, make_coroutine=make_coroutine)  # for other drivers
     return call
 
 
-def is_driven(function: object) -> bool:
-    """Return whether a function or method was decorated with ``driven`` or ``shielded``."""
-    return hasattr(function, "make_steps")
+def is_blocking(function: object) -> bool:
+    """Return whether a function or method was decorated with ``blocking`` or ``shielded``."""
+    return hasattr(function, "make_coroutine")
 
 
 def _suggest_timeout_option(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
@@ -203,8 +203,8 @@ def _suggest_timeout_option(protocol: Callable[..., object], options: Iterable[s
     return error
 
 
-def steps_of(function: Callable[P, T]) -> Callable[P, StepCoroutine[T]]:
-    """Return the coroutine function behind a function that is decorated with ``driven``, to await it in another
+def coroutine_of(function: Callable[P, T]) -> Callable[P, StepCoroutine[T]]:
+    """Return the coroutine function behind a function that is decorated with ``blocking``, to await it in another
     protocol.
     """
     protocol: Callable[..., StepCoroutine[T]] = function.__wrapped__  # type: ignore[attr-defined]
@@ -228,7 +228,7 @@ def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
 
 
 class CallTarget(Protocol):
-    """The store on which ``Ask`` makes a call."""
+    """The store on which ``StoreCall`` makes a call."""
 
     @property
     def connection(self) -> object:
@@ -240,7 +240,7 @@ class CallTarget(Protocol):
     def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Start the call with this method name without blocking, and return a future of its result."""
 
-    def call_wait_s(self, since: float | None = None) -> float:
+    def remaining_timeout_s(self, since: float | None = None) -> float:
         """Return the number of seconds for which to wait for the answer to a call.
 
         Args:
@@ -256,7 +256,7 @@ class CallTarget(Protocol):
         """
 
 
-class Ask(Step[T]):
+class StoreCall(Step[T]):
     """A call to the server, with a timeout: ``await ask(store.get, key)``."""
 
     __slots__ = ("_args", "_at", "_call", "_options")
@@ -282,22 +282,22 @@ class Ask(Step[T]):
 
     def as_future(self) -> Future[T]:
         """Start the call without blocking, and return a future of its result."""
-        self.timeout_s = self.target.call_wait_s()
+        self.timeout_s = self.target.remaining_timeout_s()
         self._at = SYSTEM_CLOCK.now()
         future: Future[T] = self.target.start_call(self._call.__name__, *self._args, **self._options)
         return future
 
-    def extension_s(self) -> float:
+    def timeout_extension_s(self) -> float:
         """Return the seconds by which to extend the wait, because the lock or lease that limits the call was renewed
         meanwhile.
         """
-        return self.target.call_wait_s(self._at)
+        return self.target.remaining_timeout_s(self._at)
 
-    def outcome_note(self) -> str | None:
+    def unknown_outcome_note(self) -> str | None:
         """Return a note about the unknown outcome of a canceled write, or None for a read."""
         return cancelled_write_note(self._call.__name__, self._args)
 
-    def on_timeout(self) -> T:
+    def get_timeout_result(self) -> T:
         """Raise the error for a call that was not answered in time."""
         raise self.target.timeout_error(self._call.__name__, self._args)
 
@@ -336,10 +336,10 @@ def cancelled_write_note(name: str, args: tuple[Any, ...]) -> str | None:
     )
 
 
-ask = Ask
+ask = StoreCall
 
 
-class TrackedWrite(Ask[T]):
+class TrackedWrite(StoreCall[T]):
     """A write whose answer is awaited even after a cancellation: ``await TrackedWrite(answered, store.create, key,
     ...)``.
 
@@ -360,25 +360,25 @@ class TrackedWrite(Ask[T]):
         super().__init__(call, *args, **options)
         self._answered = answered
 
-    def on_dropped(self, future: Future[T]) -> None:
+    def on_late_result(self, future: Future[T]) -> None:
         """Call ``answered`` with the completed call."""
         self._answered(future)
 
 
 async def call_user_function(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a user's function and return its result. If the result is a ``Step``, await it first."""
-    result = call_outside(fn, *args, **options)
+    result = call_allowing_reentry(fn, *args, **options)
     return cast("T", await result) if isinstance(result, Step) else result
 
 
 async def call_library(function: Callable[[], T]) -> T:
-    """Call a function of this library and return its result. A function that is decorated with ``driven`` is
+    """Call a function of this library and return its result. A function that is decorated with ``blocking`` is
     awaited.
     """
-    return await steps_of(function)() if is_driven(function) else function()
+    return await coroutine_of(function)() if is_blocking(function) else function()
 
 
-class Until(Step[bool]):
+class ConditionWait(Step[bool]):
     """Waits until a condition is true. The result is False if the timeout passes first.
 
     Args:
@@ -406,12 +406,12 @@ class Until(Step[bool]):
         """Return a future that completes when the condition is true."""
         return create_listener_future(self._listen)
 
-    def on_timeout(self) -> bool:
+    def get_timeout_result(self) -> bool:
         """Return whether the condition is true, after the timeout."""
         return self._condition()
 
 
-class Pause(Until):
+class Pause(ConditionWait):
     """Waits until a signal is set. The result is False if the timeout passes first."""
 
     __slots__ = ()

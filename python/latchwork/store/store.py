@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Self, TypeVar, cast
 
 from latchwork._base.event import Signal
-from latchwork._base.interrupts import entrance
+from latchwork._base.interrupts import not_reentrant
 from latchwork.backends.base import ReportsNotices
 from latchwork.backends.capabilities import Capabilities
 from latchwork.clock import Clock
@@ -27,7 +27,7 @@ from latchwork.store.mirror import Mirror
 from latchwork.store.owner import CodeLocation, StoreOwner, find_caller_location
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
-from latchwork.store.steps import WRITES, Pause, ask, call_user_function, driven, run, steps_of
+from latchwork.store.steps import WRITES, Pause, ask, blocking, call_user_function, coroutine_of, run
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op, OrderedKey
@@ -104,7 +104,7 @@ class Store:
 
     # Reading
 
-    @entrance
+    @not_reentrant
     def get(self, key: str, *, stale_ok: bool = False) -> Entry | None:
         """Return the entry of a key, or None if the key does not exist.
 
@@ -112,7 +112,7 @@ class Store:
         """
         return self._timeouts.wait_for_read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
-    @entrance
+    @not_reentrant
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
         """Return the entry of each key in order, or None for a key that does not exist.
 
@@ -123,7 +123,7 @@ class Store:
             self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys"
         )
 
-    @entrance
+    @not_reentrant
     def list(
         self,
         prefix: str,
@@ -148,7 +148,7 @@ class Store:
         future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
         return self._timeouts.wait_for_read(future, f"list {prefix!r}")
 
-    @entrance
+    @not_reentrant
     def children(self, prefix: str, *, stale_ok: bool = False) -> Names:
         """Return the names directly below a prefix, sorted and unique, including names that only have keys below them.
 
@@ -158,7 +158,7 @@ class Store:
 
     # Writing
 
-    @entrance
+    @not_reentrant
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Entry:
         """Create or overwrite a key.
 
@@ -173,7 +173,7 @@ class Store:
         """
         return self._timeouts.wait_for_write(self._calls.put(key, value, session=session), f"put {key!r}")
 
-    @entrance
+    @not_reentrant
     def create(self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False) -> Entry:
         """Create a key.
 
@@ -191,7 +191,7 @@ class Store:
         future = self._calls.create(key, value, session=session, sequential=sequential)
         return self._timeouts.wait_for_write(future, f"create {key!r}")
 
-    @entrance
+    @not_reentrant
     def create_ordered_key(
         self, key_prefix: str, unique_suffix: str, value: bytes, *, session: Session | None = None
     ) -> OrderedKey:
@@ -216,7 +216,7 @@ class Store:
         future = self._calls.create_ordered_key(key_prefix, unique_suffix, value, session=session)
         return self._timeouts.wait_for_write(future, f"create {key_prefix + unique_suffix!r}")
 
-    @entrance
+    @not_reentrant
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:
         """Delete a key. Keys below it are not deleted.
 
@@ -230,7 +230,7 @@ class Store:
         """
         return self._timeouts.wait_for_write(self._calls.delete(key, version=version), f"delete {key!r}")
 
-    @entrance
+    @not_reentrant
     def delete_tree(self, prefix: str) -> int:
         """Delete the key at a prefix and all keys below it. Return the number of deleted keys.
 
@@ -238,7 +238,7 @@ class Store:
         """
         return self._timeouts.wait_for_write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
 
-    @entrance
+    @not_reentrant
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
         """Write several keys in one atomic transaction if all checks hold.
 
@@ -257,7 +257,7 @@ class Store:
         """
         return self._timeouts.wait_for_write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
 
-    @driven
+    @blocking
     async def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
         """Read and write in one transaction, and repeat it after a conflict.
 
@@ -385,13 +385,13 @@ class Store:
             return self._core.primary_session_future()
         return self._core.dispatcher.submit(getattr(self, method), *args, **options)  # not a backend call
 
-    def call_wait_s(self, since: float | None = None) -> float:
+    def remaining_timeout_s(self, since: float | None = None) -> float:
         """Return the number of seconds for which an event loop should still wait for the answer to a call.
 
         Args:
             since: Local clock time at which the call was made. None means now.
         """
-        return self._timeouts.call_wait_s(since)
+        return self._timeouts.remaining_timeout_s(since)
 
     def timeout_error(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
         """Return the error for a call of an event loop that was not answered in time.
@@ -408,7 +408,7 @@ class Store:
         timeout_s = self._core.call_timeout_s
         try:
             timeout_s = self._timeouts.call_timeout_s
-            return await steps_of(mirror.ready)(timeout_s)
+            return await coroutine_of(mirror.ready)(timeout_s)
         except BaseException as error:
             mirror.close()
             if isinstance(error, TimeoutError):
@@ -419,7 +419,7 @@ class Store:
     # Sessions and the rest
 
     @property
-    @entrance
+    @not_reentrant
     def session(self) -> Session:
         """The default session. It is opened on first use. After it was lost, the next use opens a new one."""
         return self.primary_session()
@@ -438,7 +438,7 @@ class Store:
         """Return the default session if it is open. Return None otherwise, without opening one."""
         return self._core.find_open_primary_session()
 
-    @entrance
+    @not_reentrant
     def open_session(self, ttl_s: float) -> Session:
         """Open a separate session.
 

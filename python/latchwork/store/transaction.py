@@ -10,7 +10,7 @@ from latchwork.errors import KeyExists
 from latchwork.store.calls import Entries
 from latchwork.store.keys import validate_key, validate_key_for_read, validate_prefix_for_read
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
 ChecksAndOps = tuple[list[Check], list[Op]]
@@ -39,7 +39,7 @@ class Tx:
         if self._guard is not None:
             await self._fetch(validate_key(self._guard))
 
-    @driven
+    @blocking
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key, or None if it does not exist.
 
@@ -50,7 +50,7 @@ class Tx:
             return await self._fetch(key)
         return self._pending(op)
 
-    @driven
+    @blocking
     async def list(self, prefix: str, *, recursive: bool = False) -> Entries:
         """Return the entries below a prefix, sorted by key, including those that this transaction writes.
 
@@ -75,7 +75,7 @@ class Tx:
                     found[op.key] = pending
         return [found[key] for key in sorted(found)]
 
-    @driven
+    @blocking
     async def put(self, key: str, value: bytes, *, session: Session | None = None) -> None:
         """Create or overwrite a key when the transaction commits."""
         before = self._written.get(validate_key(key))
@@ -86,17 +86,17 @@ class Tx:
             op = replace(before, value=value, session=session or before.session)
         self._written[key] = op
 
-    @driven
+    @blocking
     async def create(self, key: str, value: bytes, *, session: Session | None = None) -> None:
         """Create a key when the transaction commits.
 
         Raises:
             KeyExists: The key exists.
         """
-        if await steps_of(self.get)(key) is not None:
+        if await coroutine_of(self.get)(key) is not None:
             raise KeyExists(f"key {key!r} already exists; read it, or use put to overwrite it")
         if isinstance(self._written.get(key), Delete):
-            await steps_of(self.put)(key, value, session=session)
+            await coroutine_of(self.put)(key, value, session=session)
         else:
             self._written[key] = Create(key, value, session)
 

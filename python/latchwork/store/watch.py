@@ -20,7 +20,7 @@ from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
-from latchwork.store.steps import driven
+from latchwork.store.steps import blocking
 from latchwork.types import Change, Entry
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class WatchReceiver:
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
                 raise WaitTimeout(f"{description} of {self.prefix!r} did not arrive within {timeout_s:.3g} s")
-            await self._changed.changed_since(version, self._clock, left)
+            await self._changed.wait_for_change(version, self._clock, left)
 
 
 class Watch(WatchReceiver):
@@ -231,7 +231,7 @@ class Watch(WatchReceiver):
         self._home.check()
         return self._siblings
 
-    @driven
+    @blocking
     async def next(self, timeout_s: float | None = None) -> Batch:
         """Wait for the next batch of changes and return it.
 

@@ -22,7 +22,7 @@ from latchwork._base.text import short
 from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, LatchworkError, PermissionDenied
 from latchwork.store import Backoff
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, blocking
 from latchwork.store.store import Store
 from latchwork.tasks.errors import PayloadTooLarge
 from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES
@@ -101,7 +101,7 @@ class Blobs:
         self.max_bytes = max_bytes
         self._store = store
 
-    @driven
+    @blocking
     async def write(self, owner: str, data: bytes) -> BlobRef:
         """Write a large value, and return a reference to it. The caller then writes the record that contains the
         reference.
@@ -129,7 +129,7 @@ class Blobs:
             raise
         return ref
 
-    @driven
+    @blocking
     async def read(self, ref: BlobRef) -> bytes:
         """Read a large value and check its size and digest.
 
@@ -161,7 +161,7 @@ class Blobs:
         """
         return [Delete(key) for key in self._list_keys(ref)]
 
-    @driven
+    @blocking
     async def delete(self, ref: BlobRef) -> None:
         """Delete a value now. To delete its record in the same transaction, use ``delete_ops``."""
         await ask(self._store.delete_tree, self._build_path(ref))
@@ -172,7 +172,7 @@ class Blobs:
         """
         self._store.cleanup.add(partial(self._try_delete_unreferenced, ref, Backoff(longest_s=_LONGEST_S)))
 
-    @driven
+    @blocking
     async def sweep(self, list_owners: Callable[[], Iterable[str]]) -> list[str]:
         """Delete the values of all owners that no longer exist. Idempotent. Several processes may do this at once.
 

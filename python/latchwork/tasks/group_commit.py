@@ -135,7 +135,7 @@ class GroupCommit:
             if ends:
                 return
             if not self._in_flight:
-                await self._changed.changed_since(version, self._clock, None)
+                await self._changed.wait_for_change(version, self._clock, None)
             elif await self._commit(self._in_flight):
                 backoff = Backoff()
             else:

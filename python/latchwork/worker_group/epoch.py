@@ -15,7 +15,7 @@ from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import Expected, prepare_arrivals
 from latchwork.primitives.waiting import Ownership
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, blocking, coroutine_of
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Entry, Fence, Put
 from latchwork.worker_group import transactions
@@ -124,7 +124,7 @@ class WorkerEpoch:
 
         for barrier in list(self._used):
             with suppress(Closed):
-                await steps_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
+                await coroutine_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
     async def build_all_arrivals(self) -> BarrierArrivals:
         """Build the checks and writes with which this worker arrives at all open barriers of the epoch, for a
@@ -139,7 +139,7 @@ class WorkerEpoch:
         checks, ops = await prepare_arrivals(self._store, barriers, format_rank(self._membership.info.rank))
         return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
-    @driven
+    @blocking
     async def _count_expected_workers(self) -> Expected:
         """Count the workers that must arrive at a barrier: all that have not completed.
 

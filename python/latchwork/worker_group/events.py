@@ -121,7 +121,7 @@ class EventListeners:
                 _log.info("cannot read the events of group %r, retrying: %s", self._keys.group.group, error)
                 pause_s = backoff.next_s()
             if pause_s is not None or known == self._known:
-                await self._notifier.changed_since(version, self._store.clock, pause_s)
+                await self._notifier.wait_for_change(version, self._store.clock, pause_s)
 
     async def _deliver(self, known: int) -> None:
         found = await read_events(self._store, self._keys, self._delivered, known)

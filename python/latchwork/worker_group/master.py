@@ -20,7 +20,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, shielded, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of, shielded
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
@@ -83,7 +83,7 @@ class GroupMaster(Closable):
     def __repr__(self) -> str:
         return f"<GroupMaster {self._keys.group!r}>"
 
-    @driven
+    @blocking
     async def wait(self, timeout_s: float | None = None) -> Term:
         """Wait until this process is the master.
 
@@ -97,7 +97,7 @@ class GroupMaster(Closable):
         """
         if self._term is not None and self._term.is_leader:
             return self._term
-        term = await steps_of(self._election.campaign)(self._value, timeout_s=timeout_s)
+        term = await coroutine_of(self._election.campaign)(self._value, timeout_s=timeout_s)
         self._term = term
         await self._record_restart(term)
         if self._watch is not None:  # of an earlier term
@@ -111,7 +111,7 @@ class GroupMaster(Closable):
         """Stop being the master, or a candidate. Idempotent; callable from any thread."""
         self._closed.set()
         self._wake_thread()
-        await steps_of(self._election.close)()
+        await coroutine_of(self._election.close)()
         if self._watch is not None and not self._watch.is_running_here:
             await self._watch
 
@@ -156,7 +156,7 @@ class GroupMaster(Closable):
             with self._notifier.mutex:
                 version = self._notifier.version
             if not self._closed.is_set():
-                await self._notifier.changed_since(version, self._store.clock, backoff.next_s())
+                await self._notifier.wait_for_change(version, self._store.clock, backoff.next_s())
 
     async def _report_lost_workers(self, backoff: Backoff) -> None:
         """Report lost workers of the current run, until the run has ended or this process is no longer the master.
@@ -175,7 +175,7 @@ class GroupMaster(Closable):
                 with self._notifier.mutex:
                     version = self._notifier.version
                 if not mirror.is_ready:
-                    await self._notifier.changed_since(version, self._store.clock, _AGAIN_S)
+                    await self._notifier.wait_for_change(version, self._store.clock, _AGAIN_S)
                     continue
                 now = mirror.record
                 if now is None or now.is_final:
@@ -183,7 +183,7 @@ class GroupMaster(Closable):
                 due, next_s = detector.take_due_losses(mirror.list_missing_workers(), 0, self._store.clock.now())
                 for member in due:
                     await report_loss(self._store, keys, member)
-                await self._notifier.changed_since(
+                await self._notifier.wait_for_change(
                     version, self._store.clock, 0.2 if due else min(_AGAIN_S, next_s or _AGAIN_S)
                 )
         finally:
@@ -194,14 +194,14 @@ def _election(store: Store, keys: GroupKeys) -> Election:
     return Election(store, keys.master, node_id="looks")
 
 
-@driven
+@blocking
 async def find_master(store: Store, group: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
     """Return the group's current master, or None if there is none."""
-    leader = await steps_of(_election(*resolve_group(store, group, namespace)).leader)()
+    leader = await coroutine_of(_election(*resolve_group(store, group, namespace)).leader)()
     return None if leader is None else MasterInfo.from_leader(leader)
 
 
-@driven
+@blocking
 async def wait_for_master(
     store: Store, group: str, timeout_s: float | None = None, *, namespace: str = NAMESPACE
 ) -> MasterInfo:
@@ -220,9 +220,9 @@ async def wait_for_master(
     with store.watch(keys.master) as watch:
         while True:
             try:
-                await steps_of(watch.next)(deadline.left_s())
+                await coroutine_of(watch.next)(deadline.left_s())
             except WaitTimeout:
                 raise WaitTimeout(f"group {group!r} has no master after {timeout_s} s; start a GroupMaster") from None
-            leader = await steps_of(election.leader)()
+            leader = await coroutine_of(election.leader)()
             if leader is not None:
                 return MasterInfo.from_leader(leader)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import current
+from latchwork._base.execution_context import current_task_caller
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Closed, Conflict, LatchworkError, NodeIdInUse, WaitTimeout
 from latchwork.primitives import Barrier
@@ -25,7 +25,7 @@ from latchwork.primitives.fair import QueuePosition, TicketQueue, await_turn
 from latchwork.primitives.waiting import Deadline, Waiter, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, ask, steps_of
+from latchwork.store.steps import Pause, ask, coroutine_of
 from latchwork.store.store import Store
 from latchwork.types import At, Entry, Fence
 from latchwork.worker_group import transactions
@@ -102,7 +102,7 @@ async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
         barrier = Barrier(
             store, keys.barrier_key(decode_epoch(entry), name), parties=1, member_id="look", per_generation=True
         )
-        has_passed, check = await steps_of(barrier.check)()
+        has_passed, check = await coroutine_of(barrier.check)()
         passed.append(has_passed)
         checks.append(check)
     is_healthy_recorded = not passed[0] or await ask(store.get, keys.healthy_key(decode_epoch(entry))) is not None
@@ -204,7 +204,7 @@ def get_join_lock(store: Store, keys: GroupKeys) -> JoinLock:
         store: The store.
         keys: Keys of the group.
     """
-    if current() is not None:  # its event loop may end while it joins
+    if current_task_caller() is not None:  # its event loop may end while it joins
         return JoinLock()
     registry = _join_locks.setdefault(store, {})
 

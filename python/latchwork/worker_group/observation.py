@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import current
+from latchwork._base.execution_context import current_task_caller
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost
 from latchwork.primitives.waiting import get_rank_delay_s
@@ -23,7 +23,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, ask, steps_of
+from latchwork.store.steps import Pause, ask, coroutine_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry
@@ -323,7 +323,7 @@ class GroupWatcher:
                     return
                 if len(self._workers) > _SMALL_GROUP:
                     await Pause(self._store.clock, self._closed, _BATCH_S)
-                await self._notifier.changed_since(version, self._store.clock, pause_s)
+                await self._notifier.wait_for_change(version, self._store.clock, pause_s)
         finally:
             self.mirror.close()
 
@@ -372,7 +372,7 @@ class GroupWatcher:
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_S
             if local_lease_keys and self.mirror.count_lower_ranks(local_lease_keys) == 0:
-                await steps_of(self._sweeper.sweep)()
+                await coroutine_of(self._sweeper.sweep)()
         return self._sweep_at - now
 
     async def _report_losses(self, local_lease_keys: set[str]) -> float | None:
@@ -405,7 +405,7 @@ def watch_group(store: Store, keys: RunKeys, worker: WorkerWatcher) -> GroupWatc
 
     Threads that share a store share one watcher. An asyncio task gets its own, because it ends with its event loop.
     """
-    if current() is not None:
+    if current_task_caller() is not None:
         one = GroupWatcher(store, keys)
         one.add_worker(worker)
         return one

@@ -13,7 +13,7 @@ from latchwork.errors import Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.primitives import Barrier
 from latchwork.primitives.waiting import Deadline, check_integer, check_member, check_name, check_text
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, blocking, coroutine_of
 from latchwork.store.store import Store, system_namespace
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
@@ -118,7 +118,7 @@ class GroupHandle:
     def __repr__(self) -> str:
         return f"<GroupHandle {self.name!r} run {self.run}>"
 
-    @driven
+    @blocking
     async def status(self) -> GroupStatus:
         """Return the current status of the run.
 
@@ -129,7 +129,7 @@ class GroupHandle:
         record = decode_record_or_none(entry, self.run)
         return await self._read_final_status() if record is None else await self._read_status(record)
 
-    @driven
+    @blocking
     async def wait(self, timeout_s: float | None = None) -> GroupStatus:
         """Wait until the run has completed, failed or been terminated, and return its status.
 
@@ -143,7 +143,7 @@ class GroupHandle:
         with self._store.watch(self._keys.record) as watch:
             try:
                 while True:
-                    batch = await steps_of(watch.next)(deadline.left_s())
+                    batch = await coroutine_of(watch.next)(deadline.left_s())
                     record = decode_record_or_none(batch[-1].entry if batch else None, self.run)
                     if record is None:
                         return await self._read_final_status()
@@ -152,7 +152,7 @@ class GroupHandle:
             except WaitTimeout:
                 raise WaitTimeout(f"group {self.name!r} is still running after {timeout_s:.3g} s") from None
 
-    @driven
+    @blocking
     async def scale(self, workers: int) -> None:
         """Change the number of workers of the group.
 
@@ -180,7 +180,7 @@ class GroupHandle:
             members = await ask(self._store.list, self._keys.members)
             await self._try_commit(transactions.build_scale_down_txn(snapshot, least, members))
 
-    @driven
+    @blocking
     async def terminate(self, why: str = "it was terminated") -> None:
         """End the group: every worker gets ``GroupTerminated``. Idempotent.
 
@@ -237,7 +237,7 @@ class GroupHandle:
     async def _has_begun(self, epoch: int) -> bool:
         name = self._keys.barrier_key(epoch, INIT)
         init = Barrier(self._store, name, parties=1, member_id="status", per_generation=True)
-        return (await steps_of(init.check)())[0]
+        return (await coroutine_of(init.check)())[0]
 
     async def _read_final_status(self) -> GroupStatus:
         record = decode_record_or_none(await ask(self._store.get, self._keys.group.ended), self.run)
@@ -262,7 +262,7 @@ class GroupHandle:
         )
 
 
-@driven
+@blocking
 async def submit(
     store: Store,
     group: str,
@@ -368,7 +368,7 @@ async def _refuse_running(
         )
 
 
-@driven
+@blocking
 async def find(store: Store, group: str, *, namespace: str = NAMESPACE) -> GroupHandle | None:
     """Return a handle to the current run of a group, or None if there is none.
 

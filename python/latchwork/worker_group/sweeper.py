@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from latchwork.errors import Conflict
 from latchwork.primitives.waiting import check_name
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
@@ -54,7 +54,7 @@ class GroupSweeper:
         self._abandon_s = abandon_s
         self._since: dict[tuple[str, str, int], float] = {}
 
-    @driven
+    @blocking
     async def sweep(self) -> GroupSweepResult:
         """Check every group once, and remove keys that no worker uses.
 
@@ -118,7 +118,7 @@ class GroupSweeper:
         return deleted
 
 
-@driven
+@blocking
 async def sweep(store: Store, *, namespace: str = NAMESPACE) -> GroupSweepResult:
     """Remove leftover keys of ended groups once.
 
@@ -128,4 +128,4 @@ async def sweep(store: Store, *, namespace: str = NAMESPACE) -> GroupSweepResult
     Returns:
         The removed groups and runs.
     """
-    return await steps_of(GroupSweeper(store, namespace=namespace).sweep)()
+    return await coroutine_of(GroupSweeper(store, namespace=namespace).sweep)()

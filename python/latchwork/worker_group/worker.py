@@ -14,7 +14,7 @@ from latchwork._base.user_code import is_ending, is_interrupt
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.primitives.waiting import Closable, Deadline, GuardedWork, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, call_user_function, driven, shielded, steps_of
+from latchwork.store.steps import ask, blocking, call_user_function, coroutine_of, shielded
 from latchwork.store.store import Store
 from latchwork.types import Fence
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRemoved
@@ -135,9 +135,9 @@ class GroupWorker(Closable):
         membership = self._core.membership
         return f"<GroupWorker {self._core.keys.group!r} {'not joined' if membership is None else membership.info.rank}>"
 
-    @driven
+    @blocking
     async def __enter__(self) -> Self:
-        await steps_of(self.join)()
+        await coroutine_of(self.join)()
         return self
 
     @shielded
@@ -151,11 +151,11 @@ class GroupWorker(Closable):
                     with suppress(LatchworkError):
                         await self._core.fail(reason(exc))
         finally:
-            await steps_of(self.close)()
+            await coroutine_of(self.close)()
 
     # Joining and leaving
 
-    @driven
+    @blocking
     async def join(self, timeout_s: float | None = 60.0) -> WorkerInfo:
         """Join the group with the next rank, or with the previous rank of this key.
 
@@ -174,7 +174,7 @@ class GroupWorker(Closable):
         """
         return (await self._core.join(timeout_s)).info
 
-    @driven
+    @blocking
     async def complete(self) -> None:
         """Record that this worker has completed. It is not run again, and barriers do not wait for it. Idempotent.
 
@@ -184,7 +184,7 @@ class GroupWorker(Closable):
         """
         await self._core.complete()
 
-    @driven
+    @blocking
     async def fail(self, why: str) -> None:
         """Fail the group, because this worker cannot continue and no other worker can do its part. Idempotent.
 
@@ -193,7 +193,7 @@ class GroupWorker(Closable):
         """
         await self._core.fail(why)
 
-    @driven
+    @blocking
     async def leave(self) -> None:
         """Leave the group. The last worker to leave an ended group removes the group.
 
@@ -284,19 +284,19 @@ class GroupWorker(Closable):
 
     # Members
 
-    @driven
+    @blocking
     async def members(self) -> list[WorkerInfo]:
         """Return the records of all workers with a rank, sorted by rank, including lost and completed ones."""
         return await self._core.members()
 
-    @driven
+    @blocking
     async def running(self) -> list[WorkerInfo]:
         """Return the records of the running workers, sorted by rank."""
         membership = self._core.require_membership()
         live = {entry.key for entry in await ask(self._core.store.list, membership.keys.leases)}
         return [info for info in await self._core.members() if membership.keys.lease_key(info.rank) in live]
 
-    @driven
+    @blocking
     async def wait_for_all(self, timeout_s: float | None = None) -> list[WorkerInfo]:
         """Wait until all workers have joined, and return their records sorted by rank.
 
@@ -311,7 +311,7 @@ class GroupWorker(Closable):
         with core.store.watch(membership.keys.record) as watch:
             while True:
                 try:
-                    batch = await steps_of(watch.next)(deadline.left_s())
+                    batch = await coroutine_of(watch.next)(deadline.left_s())
                 except WaitTimeout:
                     raise await self._build_timeout_error(timeout_s) from None
                 record = decode_record_or_none(batch[-1].entry if batch else None, membership.keys.run)
@@ -333,7 +333,7 @@ class GroupWorker(Closable):
         missing = format_first_values([number for number in range(snapshot.record.workers) if number not in there])
         return WaitTimeout(f"group {self._core.keys.group!r}: no worker has these ranks after {timeout_s} s: {missing}")
 
-    @driven
+    @blocking
     async def peer(self, rank: int) -> WorkerInfo | None:
         """Return the record of the running worker with this rank, or None if it is not running.
 
@@ -348,12 +348,12 @@ class GroupWorker(Closable):
         member = await ask(store.get, keys.member_key(key)) if key else None
         return None if member is None else WorkerInfo.decode_or_none(member)
 
-    @driven
+    @blocking
     async def size(self) -> int:
         """Return the current number of workers of the group."""
         return (await self._core.snapshot()).record.workers
 
-    @driven
+    @blocking
     async def update_info(self, info: WorkerInfo) -> None:
         """Replace the information that the other workers see, such as a port that changes in each epoch.
 
@@ -365,7 +365,7 @@ class GroupWorker(Closable):
         """
         await self._core.update_info(info)
 
-    @driven
+    @blocking
     async def check(self) -> None:
         """Ask the store whether this worker is still in the group and no other worker was lost.
 
@@ -379,7 +379,7 @@ class GroupWorker(Closable):
 
     # Barriers
 
-    @driven
+    @blocking
     async def barrier(self, name: str = "default", timeout_s: float | None = None) -> int:
         """Wait at a barrier until all workers that have not completed have arrived.
 
@@ -398,7 +398,7 @@ class GroupWorker(Closable):
             raise ValueError(f"barrier {name!r} is reserved; use another name")
         return await self._core.wait_at_barrier(self._core.current_epoch(), name, timeout_s)
 
-    @driven
+    @blocking
     async def initialize(self, timeout_s: float | None = None) -> int:
         """Enter the current epoch and wait until all workers have entered it.
 
@@ -414,7 +414,7 @@ class GroupWorker(Closable):
 
     # Running
 
-    @driven
+    @blocking
     async def run(
         self,
         main: Callable[[GroupWorker], T],

@@ -24,7 +24,7 @@ from latchwork.errors import (
 from latchwork.primitives.waiting import WaiterRegistry
 from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, call_user_function, steps_of, undone_if_interrupted
+from latchwork.store.steps import ask, call_user_function, coroutine_of, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
@@ -258,7 +258,7 @@ class WorkerCore:
                 with worker_epoch.barrier_in_use(name, None if watcher is None else watcher.record_entry) as barrier:
                     if watcher is not None:
                         watcher.recheck_barriers()
-                    return await steps_of(barrier.wait)(timeout_s, checks=[worker_epoch.fence])
+                    return await coroutine_of(barrier.wait)(timeout_s, checks=[worker_epoch.fence])
             except BarrierBroken as error:
                 raise await explain_broken_barrier(self.store, membership, name, error) from error
             except (Closed, Conflict, SessionLost) as error:
@@ -352,7 +352,7 @@ class WorkerCore:
             name: Name of the barrier.
         """
         try:
-            return (await steps_of(worker_epoch.barrier(name).check)())[0]
+            return (await coroutine_of(worker_epoch.barrier(name).check)())[0]
         except Closed as error:
             raise await self._explain_wait_error(worker_epoch, error) from error
 

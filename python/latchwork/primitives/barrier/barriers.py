@@ -20,7 +20,7 @@ from latchwork.primitives.barrier.phases import BarrierRecord
 from latchwork.primitives.waiting.closable import Closable
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of, undone_if_interrupted
+from latchwork.store.steps import ask, blocking, coroutine_of, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Check
 
@@ -49,7 +49,7 @@ class Barrier(BarrierMember, Closable):
             notified.
     """
 
-    @driven
+    @blocking
     async def wait(
         self, timeout_s: float | None = None, *, generation: int | None = None, checks: Sequence[Check] = ()
     ) -> int:
@@ -85,7 +85,7 @@ class Barrier(BarrierMember, Closable):
 
         return await self._arrive_and_wait(choose, timeout_s, checks)
 
-    @driven
+    @blocking
     async def abort(self, why: str = "", *, lacking: Lacking | None = None) -> None:
         """Break the open generation: all waiting members get ``BarrierBroken``, and the next generation opens.
 
@@ -97,7 +97,7 @@ class Barrier(BarrierMember, Closable):
         """
         await self._break_phase(why, lacking)
 
-    @driven
+    @blocking
     async def check(self, generation: int = 0) -> tuple[bool, Check]:
         """Return whether a generation or a later one has passed, with a check for transactions that rely on the answer.
 
@@ -110,12 +110,12 @@ class Barrier(BarrierMember, Closable):
         snapshot = self._build_snapshot(await ask(self._store.get, self._keys.state_key), None)
         return snapshot.state.has_passed(generation), snapshot.open_check
 
-    @driven
+    @blocking
     async def generation(self) -> int:
         """Return the number of the generation that is open now, from 0."""
         return (await self._read_state()).phase
 
-    @driven
+    @blocking
     async def arrived(self) -> list[str]:
         """Return the IDs of the members that have arrived at the open generation, sorted."""
         return await self._arrived()
@@ -155,22 +155,22 @@ class DoubleBarrier(BarrierMember):
         self._timeout_s = timeout_s
         self._round: int | None = None
 
-    @driven
+    @blocking
     async def __enter__(self) -> DoubleBarrier:
-        await steps_of(self.enter)(self._timeout_s)
+        await coroutine_of(self.enter)(self._timeout_s)
         return self
 
-    @driven
+    @blocking
     async def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
         if exc_type is None:
-            await steps_of(self.leave)(self._timeout_s)
+            await coroutine_of(self.leave)(self._timeout_s)
             return
         try:
-            await steps_of(self.abort)(f"the work of {self.member_id!r} failed: {exc!r}")
+            await coroutine_of(self.abort)(f"the work of {self.member_id!r} failed: {exc!r}")
         except LatchworkError as error:  # the failure of the work is what the caller has to see
             _log.warning("%s could not be aborted; the other members wait until their timeout: %s", self, error)
 
-    @driven
+    @blocking
     async def enter(self, timeout_s: float | None = None) -> int:
         """Wait until all members have entered. A round that is in progress without this member must end first.
 
@@ -183,7 +183,7 @@ class DoubleBarrier(BarrierMember):
         self._round = phase // 2
         return self._round
 
-    @driven
+    @blocking
     async def leave(self, timeout_s: float | None = None) -> int:
         """Wait until all members have left. Arguments and errors are those of ``Barrier.wait``.
 
@@ -196,7 +196,7 @@ class DoubleBarrier(BarrierMember):
         self._round = None
         return phase // 2
 
-    @driven
+    @blocking
     async def abort(self, why: str = "") -> None:
         """End the round: all waiting members get ``BarrierBroken``, and the next round opens.
 
@@ -206,12 +206,12 @@ class DoubleBarrier(BarrierMember):
         await self._break_phase(why)
         self._round = None
 
-    @driven
+    @blocking
     async def round(self) -> int:
         """Return the number of the round that is open now, from 0."""
         return (await self._read_state()).phase // 2
 
-    @driven
+    @blocking
     async def members(self) -> list[str]:
         """Return the IDs of the members inside, sorted. While members are entering, return those that have arrived."""
         state = await self._read_state()

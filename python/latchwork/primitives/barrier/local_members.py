@@ -16,7 +16,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import current
+from latchwork._base.execution_context import current_task_caller
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
 from latchwork.primitives.barrier.phases import BarrierRecord
@@ -194,7 +194,7 @@ class LocalMembers:
                         self._thread = None
                         return
                 if not taken:
-                    await self._notifier.changed_since(version, self._store.clock, None)
+                    await self._notifier.wait_for_change(version, self._store.clock, None)
                 elif taken[0].keys:
                     await self._read(taken)
                 else:
@@ -388,7 +388,7 @@ def get_local_members(store: Store, name: str) -> LocalMembers:
 
     There is one per store. A task of an event loop gets an object of its own.
     """
-    if current() is not None:
+    if current_task_caller() is not None:
         return LocalMembers(store, name)
     by_name = _by_store.setdefault(store, {})
     return by_name.setdefault(name, LocalMembers(store, name, partial(_forget, by_name)))

@@ -27,7 +27,7 @@ from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.ownership import GuardedWork, Ownership, OwnershipHolder, check_function, run_guarded
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, shielded, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of, shielded
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -64,7 +64,7 @@ class Election:
     def __repr__(self) -> str:
         return f"<Election {self.name!r} {self.node_id!r}>"
 
-    @driven
+    @blocking
     async def campaign(self, value: bytes = b"", *, timeout_s: float | None = None) -> Term:
         """Join the queue of candidates and wait to be elected.
 
@@ -89,13 +89,13 @@ class Election:
             self._waits.ensure_usable()
             self._campaign_locks.add(campaign_lock)
         try:
-            await steps_of(campaign_lock.acquire)(timeout_s)
+            await coroutine_of(campaign_lock.acquire)(timeout_s)
         except BaseException:
             await campaign_lock.give_up()
             raise
         return Term(self, campaign_lock)
 
-    @driven
+    @blocking
     async def run(
         self,
         fn: Callable[[Term, GuardedWork], T],
@@ -123,7 +123,7 @@ class Election:
         """
         check_function(fn, self._what, ("term", "work"))
         while True:
-            term = await steps_of(self.campaign)(value, timeout_s=timeout_s)
+            term = await coroutine_of(self.campaign)(value, timeout_s=timeout_s)
             try:
                 try:
                     work = term.guard_work(margin_s)
@@ -132,16 +132,16 @@ class Election:
                 for result in await run_guarded(work, partial(fn, term)):
                     return result
             finally:
-                await steps_of(term.close)()
+                await coroutine_of(term.close)()
 
-    @driven
+    @blocking
     async def leader(self) -> Leader | None:
         """Return the current leader, read from the store. None if there is none. This process need not be a
         candidate.
         """
-        return next(iter(await steps_of(self.candidates)()), None)
+        return next(iter(await coroutine_of(self.candidates)()), None)
 
-    @driven
+    @blocking
     async def candidates(self) -> list[Leader]:
         """Return all candidates in the order in which they will lead, the leader first. This process need not be
         one.
@@ -203,7 +203,7 @@ class Term(OwnershipHolder):
     @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         try:
-            await steps_of(self.resign)()
+            await coroutine_of(self.resign)()
         except OwnershipLost as error:
             if exc_type is None:
                 raise
@@ -243,7 +243,7 @@ class Term(OwnershipHolder):
         """
         return self._campaign_lock.on_lost(fn)
 
-    @driven
+    @blocking
     async def proclaim(self, value: bytes) -> None:
         """Replace the leader's public value without another election.
 
@@ -310,7 +310,7 @@ class _CampaignLock(SessionLock):
         self._home.check()
         self.has_ended = True
         try:
-            await steps_of(self.release)()
+            await coroutine_of(self.release)()
         finally:
             self._on_over(self)
 
@@ -322,7 +322,7 @@ class _CampaignLock(SessionLock):
     async def give_up(self) -> None:
         self.has_ended = True
         try:
-            await steps_of(self.close)()
+            await coroutine_of(self.close)()
         finally:
             self._on_over(self)
 

@@ -43,7 +43,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import add_listener, check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, shielded, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of, shielded
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
 from latchwork.types import Fence
@@ -94,7 +94,7 @@ class LeaderLatch(OwnershipHolder, Participant):
 
     # Joining and leaving
 
-    @driven
+    @blocking
     async def start(self) -> None:
         """Join the queue of candidates in a background thread, without waiting.
 
@@ -254,7 +254,7 @@ class LeaderLatch(OwnershipHolder, Participant):
         leadership = self._leadership
         return leadership.remaining_s() if leadership is not None else 0.0
 
-    @driven
+    @blocking
     async def wait(self, timeout_s: float | None = None) -> Fence:
         """Wait until this process leads. After a timeout, it stays in the queue.
 
@@ -294,7 +294,7 @@ class LeaderLatch(OwnershipHolder, Participant):
         self._raise_if_ended()
         return None
 
-    @driven
+    @blocking
     async def run(
         self, fn: Callable[[GuardedWork], T], *, timeout_s: float | None = None, margin_s: float | None = None
     ) -> T:
@@ -335,7 +335,7 @@ class LeaderLatch(OwnershipHolder, Participant):
         with self._changed.mutex:
             leads, version = self._leadership is not None, self._changed.version
         if leads:
-            await self._changed.changed_since(version, self._store.clock, most_s)
+            await self._changed.wait_for_change(version, self._store.clock, most_s)
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` in a callback thread each time this process becomes the leader, and immediately if it leads
@@ -372,19 +372,19 @@ class LeaderLatch(OwnershipHolder, Participant):
         """The last known state: ``new``, ``joining``, ``waiting``, ``leading`` or ``ended``."""
         return self._state
 
-    @driven
+    @blocking
     async def candidates(self) -> list[Candidate]:
         """Return all candidates in the order in which they will lead, the leader first. This process need not be
         one.
         """
         return [Candidate.from_ticket(ticket) for ticket in await self._queue.tickets()]
 
-    @driven
+    @blocking
     async def leader(self) -> Candidate | None:
         """Return the current leader, read from the store. None if there is none. This process need not be a
         candidate.
         """
-        return next(iter(await steps_of(self.candidates)()), None)
+        return next(iter(await coroutine_of(self.candidates)()), None)
 
     # The queue
 
@@ -582,7 +582,7 @@ class Observer(Closable):
         except Closed:
             raise StopIteration from None
 
-    @driven
+    @blocking
     async def next(self, timeout_s: float | None = None) -> Leader | None:
         """Wait for another leader, or for a new value of the leader.
 
@@ -597,7 +597,7 @@ class Observer(Closable):
         """
         deadline = Deadline(self._clock, timeout_s)
         while True:
-            self._apply_batch(await steps_of(self._watch.next)(deadline.left_s()))
+            self._apply_batch(await coroutine_of(self._watch.next)(deadline.left_s()))
             leader = min(self._tickets.values(), key=lambda each: (each.token, each.ticket), default=None)
             if self._first or leader != self._last_returned:
                 self._first, self._last_returned = False, leader

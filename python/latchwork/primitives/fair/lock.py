@@ -13,7 +13,7 @@ from latchwork.primitives.waiting.arguments import check_name
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
-from latchwork.store.steps import driven
+from latchwork.store.steps import blocking
 from latchwork.store.store import Store
 
 
@@ -40,12 +40,12 @@ class Lock(SessionLock):
         what = f"lock {name!r}"
         super().__init__(store, what, TicketQueue(store, name, what, label), session=session, reentrant=reentrant)
 
-    @driven
+    @blocking
     async def holder(self) -> Ticket | None:
         """Return the ticket of the client that holds the lock, read from the store. None if the lock is free."""
         return next(iter(await self._queue.tickets()), None)
 
-    @driven
+    @blocking
     async def waiters(self) -> list[Ticket]:
         """Return the tickets of the clients that wait for the lock, in the order in which they will get it."""
         return (await self._queue.tickets())[1:]

@@ -27,7 +27,7 @@ from latchwork.primitives.waiting.arguments import check_name
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, shielded, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of, shielded
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -90,7 +90,7 @@ class ReadWriteLock:
             f"<ReadWriteLock {self.name!r} read {self.read.remaining_s():.2f}s write {self.write.remaining_s():.2f}s>"
         )
 
-    @driven
+    @blocking
     async def downgrade(self) -> Fence:
         """Change this thread's write lock to a read lock. No other writer can acquire the lock in between.
 
@@ -105,13 +105,13 @@ class ReadWriteLock:
         """
         return await self.write.downgrade()
 
-    @driven
+    @blocking
     async def holders(self) -> list[Ticket]:
         """Return the tickets of the holders, read from the store: one writer, or any number of readers."""
         tickets = await self._queue.tickets()
         return tickets[: count_holders(tickets)]
 
-    @driven
+    @blocking
     async def waiters(self) -> list[Ticket]:
         """Return the tickets of the clients that wait for the lock, in the order of their arrival."""
         tickets = await self._queue.tickets()
@@ -123,9 +123,9 @@ class ReadWriteLock:
         idempotent.
         """
         try:
-            await steps_of(self.read.close)()
+            await coroutine_of(self.read.close)()
         finally:
-            await steps_of(self.write.close)()
+            await coroutine_of(self.write.close)()
 
 
 class ModeLock(SessionLock):
@@ -228,7 +228,7 @@ class ModeLock(SessionLock):
         """Record that this thread no longer holds the lock in this mode."""
         with self._lock:
             self._holds = [each for each in self._holds if each is not hold]
-        self._mine.own["stack"] = [each for each in self._holds_of_thread() if each is not hold]
+        self._mine.values["stack"] = [each for each in self._holds_of_thread() if each is not hold]
 
     def _check_acquirable(self) -> None:
         theirs = self.other.find_own_hold()

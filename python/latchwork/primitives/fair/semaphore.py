@@ -22,7 +22,7 @@ from latchwork.primitives.waiting.arguments import check_integer, check_name
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import At, Create, Delete, Entry, Exists
@@ -72,13 +72,13 @@ class Semaphore(SessionLock):
         queue = TicketQueue(store, f"{name}/queue", what, label)
         super().__init__(store, what, queue, session=session, allow_several=True)
 
-    @driven
+    @blocking
     async def size(self) -> int | None:
         """Return how many leases the semaphore has, free or held. None if it was never used."""
         entry = await ask(self._store.get, self._size_key)
         return _read_size(entry) if entry is not None else None
 
-    @driven
+    @blocking
     async def resize(self, leases: int) -> None:
         """Change the number of leases for all clients.
 
@@ -89,7 +89,7 @@ class Semaphore(SessionLock):
         await ask(self._store.put, self._size_key, encode({"leases": _check_size(leases)}))
         self._agreed = True
 
-    @driven
+    @blocking
     async def holders(self) -> list[Ticket]:
         """Return the tickets of the clients that hold leases, read from the store, in the order in which they got
         them.
@@ -97,7 +97,7 @@ class Semaphore(SessionLock):
         entries = await ask(self._store.list, self._leases)
         return sort_tickets(Ticket.from_entry(entry) for entry in entries if _is_lease(entry))
 
-    @driven
+    @blocking
     async def waiters(self) -> list[Ticket]:
         """Return the tickets of the clients that wait for a lease, in the order in which they will get one."""
         return await self._queue.tickets()
@@ -205,7 +205,7 @@ class Semaphore(SessionLock):
 
     async def _describe_holders(self) -> str:
         try:
-            holders = await steps_of(self.holders)()
+            holders = await coroutine_of(self.holders)()
         except LatchworkError:
             return "others"
         more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""

@@ -21,7 +21,7 @@ from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import add_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import driven, shielded
+from latchwork.store.steps import blocking, shielded
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -114,7 +114,7 @@ class SessionLock(OwnershipHolder):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.what} {self.remaining_s():.2f}s>"
 
-    @driven
+    @blocking
     async def __enter__(self) -> Fence:
         acquisition = await self._acquire(None)
         self._acquisitions_of_with_blocks().append(acquisition)
@@ -135,7 +135,7 @@ class SessionLock(OwnershipHolder):
                 raise
             _log.warning("%s is not released, and its work failed: %s", self.what, error)
 
-    @driven
+    @blocking
     async def acquire(self, timeout_s: float | None = None) -> Fence:
         """Wait for the lock and return its fence.
 
@@ -372,7 +372,7 @@ class SessionLock(OwnershipHolder):
 
     def _acquisitions_of_with_blocks(self) -> list[Acquisition]:
         """Return the acquisitions made by the ``with`` blocks that this thread is in, outermost first."""
-        entered: list[Acquisition] = self._mine.own.setdefault("entered", [])
+        entered: list[Acquisition] = self._mine.values.setdefault("entered", [])
         return entered
 
     def _push(self, hold: Hold) -> None:
@@ -380,7 +380,7 @@ class SessionLock(OwnershipHolder):
 
     def _holds_of_thread(self) -> list[Hold]:
         """Return the locks that this thread acquired and has not released, newest last."""
-        own = self._mine.own
+        own = self._mine.values
         stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.released.is_set()]
         own["stack"] = stack
         return stack

@@ -33,7 +33,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import add_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, ask, steps_of
+from latchwork.store.steps import Pause, ask, coroutine_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
 from latchwork.types import At, Entry, Put
@@ -430,7 +430,7 @@ class ViewFollower:
             cancel = session.on_end(heads.close)
             try:
                 while not self._cancelled.is_set():
-                    await self._apply_head(await steps_of(heads.next)(None))
+                    await self._apply_head(await coroutine_of(heads.next)(None))
                     self._error = None
                     backoff.reset()
                     if server is None:  # it needs to know the view
@@ -512,7 +512,7 @@ class ViewFollower:
                 self._members = watch
             while not waiter.is_cancelled:
                 with suppress(WaitTimeout):
-                    dirty |= self._update_tokens(await steps_of(watch.next)(pause_s), tokens)
+                    dirty |= self._update_tokens(await coroutine_of(watch.next)(pause_s), tokens)
                 dirty = {name for name in dirty if self._replica.is_outdated(name, tokens.get(name))}
                 now = self._store.clock.now()
                 due = schedule.next_action(now, is_behind=bool(dirty))

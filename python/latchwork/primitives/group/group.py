@@ -33,7 +33,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import add_listener, check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of
 from latchwork.store.store import Store
 from latchwork.types import Check, Exists
 
@@ -139,7 +139,7 @@ class Group(Participant):
         if self._listeners:
             self._follow_views()
 
-    @driven
+    @blocking
     async def close(self) -> None:
         """Leave the group. The other members soon see a view without this one. Thread-safe and idempotent.
 
@@ -170,7 +170,7 @@ class Group(Participant):
         self._announcer.close()
         self._dispatcher.close()
 
-    @driven
+    @blocking
     async def wait_joined(self, timeout_s: float | None = None) -> None:
         """Wait until this member has joined: its key exists, and ``members`` includes it.
 
@@ -186,7 +186,7 @@ class Group(Participant):
         late = f"{membership.member.id!r} has not joined {self._what} yet"
         await self._wait_until(poll, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
 
-    @driven
+    @blocking
     async def wait(self, timeout_s: float | None = None) -> View:
         """Wait until a view contains this member. Without a member ID, wait until there is a view.
 
@@ -206,7 +206,7 @@ class Group(Participant):
         """
         return await self._wait(self._is_in_view, timeout_s)
 
-    @driven
+    @blocking
     async def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
         """Wait for a view for which ``is_true`` returns True, and return it. Some views may be skipped.
 
@@ -215,7 +215,7 @@ class Group(Participant):
         """
         return await self._wait(is_true, timeout_s)
 
-    @driven
+    @blocking
     async def sync(self, timeout_s: float | None = None) -> View:
         """Wait for a view that is at least as new as the members at the time of the call, and return it.
 
@@ -229,7 +229,7 @@ class Group(Participant):
         )  # its writer looked at the members after this
         backoff = Backoff()
         while True:
-            now = await steps_of(self.members)()
+            now = await coroutine_of(self.members)()
             view = await self._wait(lambda _: True, deadline.left_s())
             if view.number >= newer or list(view.members) == now:
                 return view
@@ -256,7 +256,7 @@ class Group(Participant):
 
         return await self._wait_until(poll, timeout_s, f"a view of {self._what}", late)
 
-    @driven
+    @blocking
     async def update(
         self, *, weight: float | None = None, labels: Mapping[str, Label] | None = None, address: str | None = None
     ) -> None:
@@ -284,7 +284,7 @@ class Group(Participant):
             self._follow_views()
         return self._view
 
-    @driven
+    @blocking
     async def members(self) -> list[GroupMember]:
         """Read the current members from the store, sorted by ID. This process need not be a member."""
         self._home.check()
@@ -298,7 +298,7 @@ class Group(Participant):
         """
         return Exists(f"{self._members_key}/{check_member(member_id, 'member')}")
 
-    @driven
+    @blocking
     async def evict(self, member_id: str, why: str = "") -> bool:
         """Remove a member from the group, and keep it from joining again by itself.
 
@@ -314,7 +314,7 @@ class Group(Participant):
         self._home.check()
         return await evict(self._store, self.name, check_member(member_id, "member"), why)
 
-    @driven
+    @blocking
     async def remove(self) -> None:
         """Delete the stored records of a group that has no members. Its views start again with the next member.
 

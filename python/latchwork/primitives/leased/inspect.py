@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord
 from latchwork.primitives.leased.table import LockTable, get_owner, list_lock_owners
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, blocking
 from latchwork.store.store import Store, resolve_ops
 from latchwork.types import At, Check, Delete, Entry, Op, Put
 
@@ -63,7 +63,7 @@ class LockState:
     since_s: float | None = None
 
 
-@driven
+@blocking
 async def lock_states(store: Store, *, below: str = "") -> list[LockState]:
     """Read the states of all locks whose records exist, including free locks. No keeper is needed.
 
@@ -76,7 +76,7 @@ async def lock_states(store: Store, *, below: str = "") -> list[LockState]:
     return await read_states_below(LockTable(store), below)
 
 
-@driven
+@blocking
 async def force_release(
     store: Store,
     name: str,
@@ -109,7 +109,7 @@ async def force_release(
     return before
 
 
-@driven
+@blocking
 async def forget_free_locks(store: Store, *, below: str = "", at_most: int | None = None) -> int:
     """Remove the records of free locks, and return how many were removed.
 

@@ -29,7 +29,7 @@ from latchwork.primitives.waiting.closable import Startable
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import add_listener, check_listener
-from latchwork.store.steps import driven, shielded
+from latchwork.store.steps import blocking, shielded
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class LockKeeper(Startable):
 
     # Acquiring and releasing
 
-    @driven
+    @blocking
     async def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
         """Wait for a lock and acquire it.
 
@@ -152,7 +152,7 @@ class LockKeeper(Startable):
         """
         return await self._taking.acquire(name, timeout_s, stop)
 
-    @driven
+    @blocking
     async def try_acquire(self, name: str) -> HeldLock | None:
         """Acquire a lock if it is free. Return None if another client or another thread holds it.
 
@@ -163,7 +163,7 @@ class LockKeeper(Startable):
         """
         return (await self._taking.acquire_free([check_name(name, "lock")])).get(name)
 
-    @driven
+    @blocking
     async def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
         """Acquire the locks that are free, many in one transaction, without waiting.
 
@@ -179,7 +179,7 @@ class LockKeeper(Startable):
         """
         return await self._taking.acquire_free([check_name(name, "lock") for name in dict.fromkeys(names)])
 
-    @driven
+    @blocking
     async def adopt(
         self, owner_id: str, names: Collection[str] | None = None, timeout_s: float | None = None
     ) -> dict[str, HeldLock]:
@@ -257,12 +257,12 @@ class LockKeeper(Startable):
 
     # What is whose
 
-    @driven
+    @blocking
     async def state(self, name: str) -> LockState:
         """Read the state of a lock."""
         return await read_state(self._table, check_name(name, "lock"))
 
-    @driven
+    @blocking
     async def holders(self, below: str = "") -> list[LockState]:
         """Read the states of all held locks, sorted by name. Not a snapshot.
 
@@ -275,7 +275,7 @@ class LockKeeper(Startable):
         """Return the names of the locks that callers of this keeper are waiting for, sorted."""
         return self._waits.list_waiting_names()
 
-    @driven
+    @blocking
     async def sweep(self) -> tuple[int, int]:
         """Remove the records of dead owners, and of locks that have been free for long. Safe at any time.
 

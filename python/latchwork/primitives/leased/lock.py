@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import PerCaller, identity
+from latchwork._base.execution_context import PerCaller, caller_identity
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import Closed, LatchworkError, LockLost
@@ -27,7 +27,7 @@ from latchwork.primitives.waiting.listeners import call_listeners
 from latchwork.primitives.waiting.ownership import Ownership, OwnershipHolder
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import add_listener
-from latchwork.store.steps import StepCoroutine, driven, shielded, steps_of
+from latchwork.store.steps import StepCoroutine, blocking, coroutine_of, shielded
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -83,7 +83,7 @@ class PersistentLock(OwnershipHolder):
     def __repr__(self) -> str:
         return f"<PersistentLock {self.name!r} {self.remaining_s():.2f}s>"
 
-    @driven
+    @blocking
     async def __enter__(self) -> Fence:
         held = await self._acquire(None)
         self._list_entered_locks().append(held)
@@ -107,7 +107,7 @@ class PersistentLock(OwnershipHolder):
                 raise
             _log.warning("lock %r was lost while its work failed", self.name)
 
-    @driven
+    @blocking
     async def acquire(self, timeout_s: float | None = None) -> Fence:
         """Wait for the lock and return its fence.
 
@@ -127,7 +127,7 @@ class PersistentLock(OwnershipHolder):
         """
         return (await self._acquire(timeout_s)).fence
 
-    @driven
+    @blocking
     async def adopt(self, owner_id: str, timeout_s: float | None = None) -> Fence:
         """Take over the lock that this process held before its restart, without waiting for its TTL.
 
@@ -143,7 +143,7 @@ class PersistentLock(OwnershipHolder):
         """
 
         async def inherit(keeper: LockKeeper) -> HeldLock:
-            held = (await steps_of(keeper.adopt)(owner_id, [self.name], timeout_s)).get(self.name)
+            held = (await coroutine_of(keeper.adopt)(owner_id, [self.name], timeout_s)).get(self.name)
             if held is None:
                 raise LockLost(f"lock {self.name!r} is not held by owner {owner_id!r} any more; acquire it instead")
             return held
@@ -250,11 +250,11 @@ class PersistentLock(OwnershipHolder):
         self._check_open()
         return add_listener(self._failed_listeners, fn)
 
-    @driven
+    @blocking
     async def holder(self) -> LockHolder | None:
         """Read from the store who holds the lock, which may be this process. Return None if it is free."""
         if self._given is not None:
-            return (await steps_of(self._given.state)(self.name)).holder
+            return (await coroutine_of(self._given.state)(self.name)).holder
         return (await read_state(LockTable(self._store), self.name)).holder
 
     def _check_open(self) -> None:
@@ -290,12 +290,12 @@ class PersistentLock(OwnershipHolder):
                 self._acquiring.discard(call_id)
                 surplus = self._closed
                 if found and not surplus:
-                    self._holder = identity()
+                    self._holder = caller_identity()
                     self._held = found[0]
             if not found or surplus:
                 self._stop_listening_if_unused()
         if surplus:
-            await steps_of(found[0].release)()
+            await coroutine_of(found[0].release)()
             raise Closed(f"lock {self.name!r} was closed while it was being acquired; create another one")
         return found[0]
 
@@ -304,11 +304,11 @@ class PersistentLock(OwnershipHolder):
             if self._held is held:
                 self._held = None
         self._stop_listening_if_unused()
-        await steps_of(held.release)()
+        await coroutine_of(held.release)()
 
     def _list_entered_locks(self) -> list[HeldLock]:
         """Return the locks acquired by the ``with`` blocks that this thread is in, outermost first."""
-        entered: list[HeldLock] = self._entered.own.setdefault("stack", [])
+        entered: list[HeldLock] = self._entered.values.setdefault("stack", [])
         return entered
 
     def _subscribe_to_keeper(self, call_id: object) -> LockKeeper:
@@ -321,7 +321,7 @@ class PersistentLock(OwnershipHolder):
         """
         with self._lock:
             self._check_open()
-            is_mine = self._holder == identity()
+            is_mine = self._holder == caller_identity()
             if is_mine and self._held is not None and self._held.is_held:
                 raise LatchworkError(f"lock {self.name!r} is already held by this thread; release it first")
             keeper = self._given

@@ -33,7 +33,7 @@ from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, run, steps_of, undone_if_interrupted
+from latchwork.store.steps import Pause, coroutine_of, run, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Change
 
@@ -212,7 +212,7 @@ class KeeperMaintenance:
         if self._mirror is None or self.state.current is not None:
             return False
         try:
-            await steps_of(self._mirror.wait_until)(lambda _mirror: False, timeout_s=0.0)
+            await coroutine_of(self._mirror.wait_until)(lambda _mirror: False, timeout_s=0.0)
         except Closed:
             return True
         except LatchworkError:

@@ -67,7 +67,7 @@ class KeeperState:
         Returns:
             An awaitable.
         """
-        return self._changed.changed_since(version, self._clock, timeout_s)
+        return self._changed.wait_for_change(version, self._clock, timeout_s)
 
     # Owners
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from latchwork._base.validation import check_store
 from latchwork.primitives.numbers.shared_number import SharedNumber
 from latchwork.primitives.waiting.arguments import check_integer, check_name
-from latchwork.store.steps import driven
+from latchwork.store.steps import blocking
 from latchwork.store.store import Store
 from latchwork.types import Check, Fence
 
@@ -37,12 +37,12 @@ class Counter:
     def __repr__(self) -> str:
         return f"<Counter {self.name!r}>"
 
-    @driven
+    @blocking
     async def value(self) -> int:
         """Read the number. The read is linearizable."""
         return (await self._cell.read()).value
 
-    @driven
+    @blocking
     async def add(self, amount: int = 1, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> int:
         """Add to the number exactly once, and return the new number.
 
@@ -64,13 +64,13 @@ class Counter:
         assert changed is not None
         return changed
 
-    @driven
+    @blocking
     async def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """Set the number to a value. The other arguments and the errors are those of ``add``."""
         value = check_integer(value, f"a value for counter {self.name!r}")
         await self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
 
-    @driven
+    @blocking
     async def compare_and_set(
         self, expected: int, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> bool:

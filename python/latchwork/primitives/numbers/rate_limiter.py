@@ -33,7 +33,7 @@ from latchwork.primitives.waiting.closable import Closable
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry, get_or_create
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, blocking
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
 from latchwork.types import At, Delete, Entry, Op, Put
@@ -193,7 +193,7 @@ class RateLimiter(Closable):
     def __repr__(self) -> str:
         return f"<RateLimiter {self.name!r} {self._fresh.limit} per {self._fresh.interval_s:g} s>"
 
-    @driven
+    @blocking
     async def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
         """Wait for permits and take them.
 
@@ -221,12 +221,12 @@ class RateLimiter(Closable):
                     return
                 late += 1
 
-    @driven
+    @blocking
     async def waiters(self) -> list[Ticket]:
         """Return the tickets of the waiting clients, in the order in which they will get permits."""
         return await self._queue.tickets()
 
-    @driven
+    @blocking
     async def given(self) -> int:
         """Return how many permits were issued since the beginning, including wasted ones."""
         self._waits.ensure_usable()

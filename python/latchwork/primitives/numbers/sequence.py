@@ -13,7 +13,7 @@ from latchwork._base.validation import check_store
 from latchwork.primitives.numbers.counter import TIMEOUT_S
 from latchwork.primitives.numbers.shared_number import SharedNumber
 from latchwork.primitives.waiting.arguments import check_integer, check_name
-from latchwork.store.steps import driven
+from latchwork.store.steps import blocking
 from latchwork.store.store import Store
 from latchwork.types import Fence, Op
 
@@ -43,12 +43,12 @@ class Sequence:
     def __repr__(self) -> str:
         return f"<Sequence {self.name!r}>"
 
-    @driven
+    @blocking
     async def last(self) -> int:
         """Read the last ID that was taken. Return 0 if none was."""
         return (await self._cell.read()).value
 
-    @driven
+    @blocking
     async def take(
         self, record: Record, *, count: int = 1, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> range:

@@ -37,7 +37,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, shielded, steps_of
+from latchwork.store.steps import ask, blocking, coroutine_of, shielded
 from latchwork.store.store import Store
 from latchwork.types import Check, Committed, Create, Delete, Exists, Fence, Op, Put
 
@@ -131,7 +131,7 @@ class QueueClaim(OwnershipHolder):
             return
         try:
             if exc_type is None:
-                await steps_of(self.ack)()
+                await coroutine_of(self.ack)()
             else:
                 await self._release_quietly(exc)
         except Exception:
@@ -144,7 +144,7 @@ class QueueClaim(OwnershipHolder):
     async def _release_quietly(self, exc: BaseException | None) -> None:
         """Release the item after the caller's work has failed. An error of the release is logged and not raised."""
         try:
-            await steps_of(self.release)(repr(exc))
+            await coroutine_of(self.release)(repr(exc))
         except LatchworkError as error:
             _log.warning("%s could not be released; it becomes free when its session ends: %s", self._what, error)
 
@@ -155,7 +155,7 @@ class QueueClaim(OwnershipHolder):
             await self._release_quietly(exc)
             return
         try:
-            await steps_of(self.ack)()
+            await coroutine_of(self.ack)()
         except LatchworkError as error:
             _log.warning("%s: its acknowledgment was interrupted and then failed: %s", self._what, error)
 
@@ -237,7 +237,7 @@ class QueueClaim(OwnershipHolder):
 
     # Ending it
 
-    @driven
+    @blocking
     async def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
         """Remove the item because its work is done, optionally in one transaction with writes of yours.
 
@@ -255,7 +255,7 @@ class QueueClaim(OwnershipHolder):
         """
         await self._end([*self._delete_ops(), *ops], checks, timeout_s)
 
-    @driven
+    @blocking
     async def release(
         self,
         why: str = "",
@@ -287,12 +287,12 @@ class QueueClaim(OwnershipHolder):
         check_text(why, "the reason")
         if count and self.is_last:
             why = why or f"given back {self.attempts} times"
-            await steps_of(self.move_to_dead_letters)(why, checks, ops, timeout_s=timeout_s)
+            await coroutine_of(self.move_to_dead_letters)(why, checks, ops, timeout_s=timeout_s)
             return
         released = self._release_ops(why, count=count, failed=failed, partition=partition)
         await self._end([*released, *ops], checks, timeout_s)
 
-    @driven
+    @blocking
     async def move_to_dead_letters(
         self,
         why: str = "",
@@ -524,7 +524,7 @@ class ClaimEnding:
         """Record that the transaction was not sent or was certainly refused, so that the claim counts as held again."""
         self._claim._is_ending = False  # noqa: SLF001
 
-    @driven
+    @blocking
     async def was_committed(self, error: LatchworkError) -> bool:
         """Find out whether the transaction was applied, after a ``Conflict`` or ``OutcomeUnknown``.
 

@@ -38,7 +38,7 @@ from latchwork.primitives.queue.partition_reader import (
 )
 from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims
 from latchwork.store.session import Session
-from latchwork.store.steps import StepCoroutine, ask, call_user_function, steps_of
+from latchwork.store.steps import StepCoroutine, ask, call_user_function, coroutine_of
 from latchwork.types import Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -533,7 +533,7 @@ class ItemTaker:
             if data is not None:
                 claim.value = data.value
             if data_id and data is None:
-                await steps_of(claim.move_to_dead_letters)("its value is gone, somebody deleted it")
+                await coroutine_of(claim.move_to_dead_letters)("its value is gone, somebody deleted it")
             else:
                 found.append(claim)
         return found

@@ -27,7 +27,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from latchwork._base.interrupts import call_outside
+from latchwork._base.interrupts import call_allowing_reentry
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.queue.claims import QueueInfo
@@ -82,7 +82,7 @@ class ParallelLists(Step[list[list[Entry]]]):
         """Wait for the results of all calls. A few calls run in this thread, which is cheaper than other threads."""
         if len(self._wanted) > _FEW_LISTS:
             return self.as_future().result()
-        return call_outside(self._list_each)
+        return call_allowing_reentry(self._list_each)
 
     def _list_each(self) -> list[list[Entry]]:
         return [self._store.list(prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted]

@@ -22,7 +22,7 @@ from latchwork.primitives.queue.ordered_puts import OrderedPuts
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.waiting.closable import Closable
 from latchwork.store.session import Session
-from latchwork.store.steps import driven, steps_of
+from latchwork.store.steps import blocking, coroutine_of
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Create, Delete, Op
 
@@ -82,7 +82,7 @@ class Queue(Closable):
 
     # Putting
 
-    @driven
+    @blocking
     async def put(
         self,
         value: bytes,
@@ -113,7 +113,7 @@ class Queue(Closable):
         """
         return await self._put(value, DEFAULT_PRIORITY, checks, ops, timeout_s)
 
-    @driven
+    @blocking
     async def put_many(self, values: Iterable[bytes], *, timeout_s: float | None = None) -> list[str]:
         """Put items at the end, in order, in several transactions of many items each.
 
@@ -157,7 +157,7 @@ class Queue(Closable):
 
     # Taking
 
-    @driven
+    @blocking
     async def take(self, timeout_s: float | None = None) -> QueueClaim:
         """Take the first free item, and wait for one if there is none.
 
@@ -179,44 +179,44 @@ class Queue(Closable):
             ForkedProcess: The queue was created by the parent of this process.
             LatchworkError: The call is made inside a callback.
         """
-        return await steps_of(self._work.take)(_PARTITION, timeout_s)
+        return await coroutine_of(self._work.take)(_PARTITION, timeout_s)
 
     # Reading
 
-    @driven
+    @blocking
     async def size(self) -> int:
         """Return the number of items, including claimed ones. Reads the keys of all of them."""
-        return await steps_of(self._work.size)(_PARTITION)
+        return await coroutine_of(self._work.size)(_PARTITION)
 
-    @driven
+    @blocking
     async def items(self, limit: int = 100) -> list[QueueItem]:
         """Return the first items in the order in which they are taken, including claimed ones, without large values."""
-        return await steps_of(self._work.items)(_PARTITION, limit)
+        return await coroutine_of(self._work.items)(_PARTITION, limit)
 
-    @driven
+    @blocking
     async def claims(self) -> dict[str, Ticket]:
         """Return the ticket of the client that has claimed an item, for each claimed item by its ID, sorted."""
-        found = await steps_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
+        found = await coroutine_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
         return {path.rpartition("/")[2]: ticket for path, ticket in found.items()}
 
-    @driven
+    @blocking
     async def takers(self) -> list[Ticket]:
         """Return the tickets of the clients that wait to take an item, in order."""
-        return await steps_of(self._work.takers)(_PARTITION)
+        return await coroutine_of(self._work.takers)(_PARTITION)
 
-    @driven
+    @blocking
     async def putters(self) -> list[Ticket]:
         """Return the tickets of the clients that wait for space to put an item, in order."""
         return await self._puts.putters.tickets()
 
     # Dead letters
 
-    @driven
+    @blocking
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
         """Return the first dead letters with their reasons, by priority and number, without large values."""
-        return await steps_of(self._work.dead_letters)(limit)
+        return await coroutine_of(self._work.dead_letters)(limit)
 
-    @driven
+    @blocking
     async def requeue(
         self,
         item_id: str,
@@ -256,7 +256,7 @@ class Queue(Closable):
             number = await self._puts.put(build_ops, 1, waiter=waiter, deadline=deadline, checks=held, ops=ops)
         return _item_id(priority, number)
 
-    @driven
+    @blocking
     async def drop(self, item_id: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
@@ -267,7 +267,7 @@ class Queue(Closable):
         Raises:
             Conflict: There is no such dead letter, or one of your checks or writes failed.
         """
-        await steps_of(self._work.drop)(item_id, checks=checks, ops=ops)
+        await coroutine_of(self._work.drop)(item_id, checks=checks, ops=ops)
 
     def close(self) -> None:
         """Make all waiting calls of this object raise ``Closed``. Claims stay valid. Thread-safe and idempotent."""
@@ -281,7 +281,7 @@ class PriorityQueue(Queue):
     is as for ``Queue``. Both kinds of object may use the same queue: a plain ``Queue`` puts with priority 5.
     """
 
-    @driven
+    @blocking
     async def put(
         self,
         value: bytes,
@@ -304,7 +304,7 @@ class PriorityQueue(Queue):
         """
         return await self._put(value, _check_priority(priority), checks, ops, timeout_s)
 
-    @driven
+    @blocking
     async def put_many(
         self, values: Iterable[bytes], *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
     ) -> list[str]:

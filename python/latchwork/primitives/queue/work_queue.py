@@ -57,7 +57,7 @@ from latchwork.primitives.waiting.closable import Closable
 from latchwork.primitives.waiting.ownership import Identity
 from latchwork.primitives.waiting.waiter import Waiter, WaiterRegistry
 from latchwork.store.session import Session
-from latchwork.store.steps import StepCoroutine, ask, driven, steps_of
+from latchwork.store.steps import StepCoroutine, ask, blocking, coroutine_of
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Create, Delete, Entry, Op, Put
 
@@ -179,7 +179,7 @@ class WorkQueue(Closable):
         if self._info.is_bounded:
             raise ValueError(f"{self._what} has a capacity, which your own transaction cannot enforce; use put()")
 
-    @driven
+    @blocking
     async def put(
         self,
         partition: str,
@@ -270,7 +270,7 @@ class WorkQueue(Closable):
             ops.append(Put(self._keys.removed_key(item), b""))
         return checks, [Delete(item.key), *ops]
 
-    @driven
+    @blocking
     async def remove(
         self, item: QueueItem, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, if_taken: bool = False
     ) -> bool:
@@ -298,7 +298,7 @@ class WorkQueue(Closable):
             return False
         return True
 
-    @driven
+    @blocking
     async def move_to_dead_letters(
         self, item: QueueItem, why: str = "", checks: Sequence[Check] = (), ops: Sequence[Op] = ()
     ) -> bool:
@@ -321,7 +321,7 @@ class WorkQueue(Closable):
 
     # Taking
 
-    @driven
+    @blocking
     async def take(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> QueueClaim:
         """Take the first free item of a partition, and wait for one if there is none.
 
@@ -366,7 +366,7 @@ class WorkQueue(Closable):
         self._waiting.record_claims(claims)
         return claims[0]
 
-    @driven
+    @blocking
     async def try_take(
         self,
         partitions: Sequence[str],
@@ -423,7 +423,7 @@ class WorkQueue(Closable):
         )
         return await self._take(partial(self._taking.try_take, request))
 
-    @driven
+    @blocking
     async def take_items(
         self,
         items: Sequence[QueueItem],
@@ -469,7 +469,7 @@ class WorkQueue(Closable):
 
     # Waiting without taking
 
-    @driven
+    @blocking
     async def wait_free(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
         """Wait until an item of a partition is free, without taking it. Call ``try_take`` then, and perhaps wait again.
 
@@ -491,7 +491,7 @@ class WorkQueue(Closable):
         """
         return await self._wait(partition, timeout_s, accept, self._waiting.wait_until_free) is not None
 
-    @driven
+    @blocking
     async def wait_items(
         self,
         partition: str,
@@ -549,14 +549,14 @@ class WorkQueue(Closable):
 
     # Reading
 
-    @driven
+    @blocking
     async def partitions(self) -> list[str]:
         """Return the names of the partitions that have items, sorted. A partition that became empty just now may be
         included.
         """
         return list(await self._partitions(None))
 
-    @driven
+    @blocking
     async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
         """Return the item with this sort key and ID, claimed or not. None if there is none. Large values are not
         read.
@@ -569,7 +569,7 @@ class WorkQueue(Closable):
         entry = await ask(self._store.get, key)
         return None if entry is None else read_for_display(entry)
 
-    @driven
+    @blocking
     async def find_all(self, keys: Sequence[str]) -> list[QueueItem | None]:
         """Return the items with these keys, in order, without large values. None for a key without an item.
 
@@ -579,7 +579,7 @@ class WorkQueue(Closable):
         self._waits.ensure_usable()
         return [None if entry is None else read_for_display(entry) for entry in await ask(self._store.get_many, keys)]
 
-    @driven
+    @blocking
     async def items(self, partition: str | None = None, limit: int = 100) -> list[QueueItem]:
         """Return the first items of a partition or of the whole queue, including claimed ones, without large values.
 
@@ -598,7 +598,7 @@ class WorkQueue(Closable):
                 ]
         return found
 
-    @driven
+    @blocking
     async def size(self, partition: str | None = None) -> int:
         """Return the number of items, including claimed ones. Reads the keys of all of them.
 
@@ -616,7 +616,7 @@ class WorkQueue(Closable):
                 count += len(await ask(self._store.children, prefix))
         return count
 
-    @driven
+    @blocking
     async def claims(self, partition: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
         """Return which clients have claimed items.
 
@@ -646,14 +646,14 @@ class WorkQueue(Closable):
                 after = page[-1].key
         return found
 
-    @driven
+    @blocking
     async def holder(self, item: QueueItem) -> Ticket | None:
         """Return the ticket of the client that has claimed an item. None if the item, as it was read, is not
         claimed.
         """
-        return (await steps_of(self.holders)([item]))[0]
+        return (await coroutine_of(self.holders)([item]))[0]
 
-    @driven
+    @blocking
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
         """Return for each of these items the ticket of the client that has claimed it, in order. None for an unclaimed
         item.
@@ -664,13 +664,13 @@ class WorkQueue(Closable):
         found = [entries.get(item.claim) for item in items]
         return [None if entry is None else Ticket.from_entry(entry) for entry in found]
 
-    @driven
+    @blocking
     async def takers(self, partition: str) -> list[Ticket]:
         """Return the tickets of the clients that wait for items of a partition, in order."""
         check_member(partition, "partition")
         return await self._waiting.get_ticket_queue(partition).tickets()
 
-    @driven
+    @blocking
     async def putters(self) -> list[Ticket]:
         """Return the tickets of the clients that wait for space to put items, in order. Empty if the queue is not
         bounded.
@@ -678,7 +678,7 @@ class WorkQueue(Closable):
         self._waits.home.check()
         return [] if self._puts is None else await self._puts.putters.tickets()
 
-    @driven
+    @blocking
     async def tidy(self, partition: str) -> bool:
         """Remove unused entries from the index of a partition that no consumer reads.
 
@@ -711,13 +711,13 @@ class WorkQueue(Closable):
 
     # Dead letters
 
-    @driven
+    @blocking
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
         """Return the first dead letters with their reasons, sorted by ``letter``, without large values."""
         self._waits.ensure_usable()
         return [read_for_display(entry) for entry in await ask(self._store.list, self._keys.dead, limit=limit)]
 
-    @driven
+    @blocking
     async def requeue(
         self,
         letter: str,
@@ -766,7 +766,7 @@ class WorkQueue(Closable):
             raise
         return await self._find(key) or dead.with_attempts_reset()
 
-    @driven
+    @blocking
     async def drop(self, letter: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 

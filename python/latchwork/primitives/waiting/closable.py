@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.store.steps import call_library, driven, shielded, undone_if_interrupted
+from latchwork.store.steps import blocking, call_library, shielded, undone_if_interrupted
 
 if TYPE_CHECKING:
     from typing import Self
@@ -32,7 +32,7 @@ class Closable(ABC):
 class Startable(Closable):
     """A base class of objects that a ``with`` block starts, and closes at its end."""
 
-    @driven
+    @blocking
     async def __enter__(self) -> Self:
         with undone_if_interrupted(self.close_in_background):
             await call_library(self.start)

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from latchwork._base.execution_context import identity
+from latchwork._base.execution_context import caller_identity
 from latchwork.clock import Clock
 from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.dispatch import Dispatcher
@@ -71,7 +71,7 @@ class ListenerQueue:
     @property
     def is_running_here(self) -> bool:
         """Whether the caller is itself a listener that this queue is calling now."""
-        return self._runner == identity()
+        return self._runner == caller_identity()
 
     async def wait_until_delivered(self, clock: Clock, timeout_s: float) -> bool:
         """Wait until all queued listeners have been called.
@@ -90,12 +90,12 @@ class ListenerQueue:
             if deadline.has_passed:
                 return False
             self.start_delivery()
-            await self._changed.changed_since(version, clock, deadline.left_s())
+            await self._changed.wait_for_change(version, clock, deadline.left_s())
 
     def _drain(self) -> None:
         while True:
             with self._changed.mutex:
-                self._runner = identity() if self._posts else None
+                self._runner = caller_identity() if self._posts else None
                 if self._runner is None:
                     self._changed.notify_all()
                     return

@@ -24,7 +24,7 @@ from latchwork.primitives.waiting.arguments import check_minimum
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, call_user_function, driven, shielded
+from latchwork.store.steps import Pause, blocking, call_user_function, shielded
 from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class GuardedWork:
             self._stop_with_warning()  # who saw this 0 must not see a later renewal
         return left_s
 
-    @driven
+    @blocking
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until the work must stop, at most ``timeout_s`` seconds. Use it for pauses in the work.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import current
+from latchwork._base.execution_context import current_task_caller
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.primitives.waiting.arguments import raise_if_in_callback
 from latchwork.primitives.waiting.closable import Startable
@@ -52,7 +52,7 @@ class Participant(Startable):
         self._changed = Notifier()
         self._wake = Signal()
         self._background: Background | None = None
-        self._made_by = current()
+        self._made_by = current_task_caller()
         self._waiter: Waiter | None = None
         self._error: LatchworkError | None = None
         self._leaving = False
@@ -145,7 +145,7 @@ class Participant(Startable):
             raise_if_in_callback(what, timeout_s)
             if deadline.has_passed:
                 raise timeout_error()
-            await self._changed.changed_since(version, self._store.clock, deadline.left_s(poll_s))
+            await self._changed.wait_for_change(version, self._store.clock, deadline.left_s(poll_s))
 
     def _fail(self, error: LatchworkError) -> None:
         with self._changed.mutex:

@@ -28,7 +28,7 @@ from latchwork.primitives.waiting.deadline import Deadline
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, StepCoroutine, ask, steps_of
+from latchwork.store.steps import Pause, StepCoroutine, ask, coroutine_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, RelevanceFilter, Watch
 from latchwork.types import Entry
@@ -305,7 +305,7 @@ class Waiter:
     async def _follow(self, watch: Watch, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
         try:
             while not self.is_cancelled:
-                if is_done(await steps_of(watch.next)(deadline.left_s())):
+                if is_done(await coroutine_of(watch.next)(deadline.left_s())):
                     return True
         except WaitTimeout:
             return False

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import Caller, current
-from latchwork.store.steps import StepCoroutine, Until, run
+from latchwork._base.execution_context import Caller, current_task_caller
+from latchwork.store.steps import ConditionWait, StepCoroutine, run
 
 
-class Background(Until):
+class Background(ConditionWait):
     """A coroutine that runs in the background. Awaiting this object waits until the coroutine has ended.
 
     It runs in a separate thread. If a task of an event loop created the object, it runs in the background event loop.
@@ -29,7 +29,7 @@ class Background(Until):
     def __init__(self, protocol: Callable[[], StepCoroutine[object]], name: str, made_by: Caller | None = None) -> None:
         self._ended = Signal()
         super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
-        caller = made_by or current()
+        caller = made_by or current_task_caller()
         self._driver: Caller | threading.Thread
         if caller is not None:
             self._driver = caller.spawn(partial(self._steps, protocol), name)
@@ -40,7 +40,7 @@ class Background(Until):
     @property
     def is_running_here(self) -> bool:
         """Whether the caller is the background coroutine itself, which would deadlock if it waited for its own end."""
-        return self._driver in {current(), threading.current_thread()}
+        return self._driver in {current_task_caller(), threading.current_thread()}
 
     @property
     def is_alive(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from latchwork._base.execution_context import Caller
 from latchwork._base.interrupts import mutex
-from latchwork.store.driving.loop import LeftToBackground, ProtocolRun, current_task_caller
+from latchwork.store.driving.loop import CoroutineRunner, LeftToBackground, get_or_create_caller
 from latchwork.store.steps import StepCoroutine
 
 _log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def spawn(protocol: Callable[[], StepCoroutine[object]], name: str) -> Caller:
     caller = Caller(spawn)
 
     async def run_protocol() -> None:
-        await ProtocolRun(protocol(), caller).run()
+        await CoroutineRunner(protocol(), caller).run()
 
     _loop_thread.run(run_protocol, name)
     return caller
@@ -123,14 +123,14 @@ async def run_in_task(protocol: Callable[[], StepCoroutine[T]], *, is_shielded: 
         protocol: Called without arguments to create the coroutine.
         is_shielded: The protocol does not receive a cancellation and runs to its end.
     """
-    caller = current_task_caller(spawn)  # before the coroutine is created, because it raises without asyncio
-    protocol_run = ProtocolRun(protocol(), caller, is_shielded=is_shielded)
+    caller = get_or_create_caller(spawn)  # before the coroutine is created, because it raises without asyncio
+    protocol_run = CoroutineRunner(protocol(), caller, is_shielded=is_shielded)
     try:
         result = await protocol_run.run()
     except Exception as error:
         if isinstance(error, LeftToBackground):
             _loop_thread.run(protocol_run.resume, "a cancelled call")
-            raise protocol_run.cancellation_error(error) from None
+            raise protocol_run.get_cancellation_error(error) from None
         if not is_shielded or protocol_run.cancellation is None:
             raise
         _log.exception("a canceled call has ended with an error")

@@ -86,7 +86,7 @@ class CleanupThread:
                 job = heapq.heappop(self._jobs)[2] if left_s <= 0.0 else None
                 version = self._changed.version
             if job is None:
-                await self._changed.changed_since(version, self._clock, left_s)
+                await self._changed.wait_for_change(version, self._clock, left_s)
                 continue
             again_s = await self._attempt(job)
             with self._changed.mutex:

@@ -25,8 +25,8 @@ from weakref import WeakKeyDictionary
 
 from latchwork._base.execution_context import Caller, acting_for
 from latchwork.backends.futures import call_at_once
-from latchwork.errors import OutcomeUnknown, after_unknown
-from latchwork.store.steps import Ask, Step, StepCoroutine
+from latchwork.errors import OutcomeUnknown, keep_outcome_unknown
+from latchwork.store.steps import Step, StepCoroutine, StoreCall
 
 _log = logging.getLogger(__name__)
 
@@ -98,11 +98,11 @@ class LoopMailbox:
                 return False
         return True
 
-    def add_waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
+    def future_with_timeout(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
         """Return an asyncio future that completes with ``future``, or at the latest after ``within_s`` seconds.
 
         All waiters share one timer, so the timeout may be up to one second late. It is only a fallback, because the
-        operation has its own timeout. Pass the returned future to ``remove_waiter`` afterwards.
+        operation has its own timeout. Pass the returned future to ``cancel_timeout`` afterwards.
         """
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters[waiter] = self.loop.time() + within_s
@@ -112,8 +112,8 @@ class LoopMailbox:
         call_at_once(future, partial(self._wake_soon, waiter))
         return waiter
 
-    def remove_waiter(self, waiter: asyncio.Future[None]) -> None:
-        """Stop the timeout of a future that ``add_waiter`` returned."""
+    def cancel_timeout(self, waiter: asyncio.Future[None]) -> None:
+        """Stop the timeout of a future that ``future_with_timeout`` returned."""
         del self._waiters[waiter]
 
     def _wake_soon(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
@@ -152,7 +152,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
+def get_or_create_caller(spawn: Callable[..., Caller]) -> Caller:
     """Return the ``Caller`` of the current asyncio task. It identifies the task, for example as the owner of locks. It
     is created on first use.
 
@@ -168,12 +168,12 @@ def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
     return caller
 
 
-def share_caller(task: asyncio.Task[Any], caller: Caller) -> None:
+def inherit_caller(task: asyncio.Task[Any], caller: Caller) -> None:
     """Make a task count as the same caller as another task, which waits for it."""
     _callers[task] = caller
 
 
-class ProtocolRun(Generic[T]):
+class CoroutineRunner(Generic[T]):
     """One run of a protocol. It starts in one event loop and may be completed in the background event loop."""
 
     __slots__ = (
@@ -218,7 +218,7 @@ class ProtocolRun(Generic[T]):
                 assert step is not None
                 limit = (
                     mailbox.in_flight_limit(step.target.connection)
-                    if isinstance(step, Ask) and self._future is None
+                    if isinstance(step, StoreCall) and self._future is None
                     else None
                 )
                 if limit is not None and not limit.try_acquire() and not await self._wait_or_cancel(limit.acquire()):
@@ -240,7 +240,7 @@ class ProtocolRun(Generic[T]):
         except BaseException as error:
             unknown, self._error, self._unknown = self._unknown, None, None  # their tracebacks hold this frame
             try:
-                raise after_unknown(error, unknown)
+                raise keep_outcome_unknown(error, unknown)
             finally:
                 unknown = None
 
@@ -266,10 +266,10 @@ class ProtocolRun(Generic[T]):
         if self._step is not None and self._step.is_tracked and self._future is not None:
             return  # the next driver waits for it
         if self._future is not None and self._step is not None and not self._future.cancel():
-            self._step.on_dropped(self._future)
+            self._step.on_late_result(self._future)
         self._future = self._step = None
 
-    def cancellation_error(self, takeover: BaseException) -> BaseException:
+    def get_cancellation_error(self, takeover: BaseException) -> BaseException:
         """Return the cancellation error to raise in the task, when the background event loop completes the protocol.
 
         Args:
@@ -317,14 +317,14 @@ class ProtocolRun(Generic[T]):
         self._future = self._step = None
         if self._error is not None:
             if future.done() and not future.cancelled():
-                step.on_dropped(future)
+                step.on_late_result(future)
             return
         try:
             if future.done():
                 self._answer = future.result()
             else:
                 future.cancel()
-                self._answer = step.on_timeout()
+                self._answer = step.get_timeout_result()
         except BaseException as raised:
             self._error = raised
             if isinstance(raised, OutcomeUnknown):
@@ -345,7 +345,7 @@ class ProtocolRun(Generic[T]):
             finally:
                 if timer is not None:
                     timer.cancel()
-            if future.done() or (timeout_s := step.extension_s()) <= 0.0:
+            if future.done() or (timeout_s := step.timeout_extension_s()) <= 0.0:
                 return
 
     async def _wait_or_cancel(self, waiter: Any) -> bool:
@@ -378,7 +378,7 @@ class ProtocolRun(Generic[T]):
                 if step.is_tracked:
                     await self._wait_for(LoopMailbox.for_running_loop(), future, step)
                     return False
-                self._note = step.outcome_note()
+                self._note = step.unknown_outcome_note()
                 if not step.cancel(future):
                     await _wait_for_cancelled(future, step)
             return False

@@ -18,7 +18,7 @@ class Notifier:
 
     Hold ``notifier.mutex`` to change the state and to call ``notify_all``. To wait for a condition, read
     ``notifier.version`` and check the condition with the mutex held. Then, without the mutex, await
-    ``notifier.changed_since(version, ...)``, and check again.
+    ``notifier.wait_for_change(version, ...)``, and check again.
 
     Attributes:
         version: The number of calls of ``notify_all`` so far.
@@ -42,7 +42,7 @@ class Notifier:
             call()  # idempotent: after an interrupt, the next change makes it again
         self._calls.clear()
 
-    def changed_since(self, version: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
+    def wait_for_change(self, version: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
         """Return an awaitable that waits for the next ``notify_all`` after ``version`` was read.
 
         Its result is True, or False after ``timeout_s`` seconds.
@@ -92,6 +92,6 @@ class _VersionChange(Step[bool]):
         """Return a future that completes when the version has changed. Does not block."""
         return create_listener_future(partial(self._notifier.call_on_change, self._version))
 
-    def on_timeout(self) -> bool:
+    def get_timeout_result(self) -> bool:
         """Return whether the version has changed, after the timeout."""
         return self._notifier.version != self._version

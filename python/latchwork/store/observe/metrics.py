@@ -17,7 +17,7 @@ from latchwork._base.prometheus import (
     GaugeCollector,
     GaugeMetricFamily,
     Histogram,
-    metrics_of,
+    get_or_create_metrics,
 )
 from latchwork.backends.base import CALLS
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
@@ -98,7 +98,7 @@ class StoreMetrics(StoreObserver):
     """
 
     def __init__(self, store: str = "default", *, registry: CollectorRegistry | None = None) -> None:
-        self._families = metrics_of(_StoreCollector, registry)
+        self._families = get_or_create_metrics(_StoreCollector, registry)
         self._store = store
         self._families.prepare(store)
 

@@ -388,7 +388,7 @@ class DelayQueue:
                 wait_s = self._heap[0][0] - now if self._heap else None
                 call = heapq.heappop(self._heap)[2] if wait_s is not None and wait_s <= 0.0 else None
             if call is None:
-                await self._notifier.changed_since(version, self._clock, wait_s)
+                await self._notifier.wait_for_change(version, self._clock, wait_s)
             else:
                 _call_safely(call)
 

@@ -22,7 +22,7 @@ from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, steps_of
+from latchwork.store.steps import Pause, coroutine_of
 from latchwork.tasks.running.worker_hooks import is_suspect
 
 _log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class ItemNotifications:
                     return
             if not is_waiting:
                 self._leave(partition)
-                await self.news.changed_since(version, self._clock, None)
+                await self.news.wait_for_change(version, self._clock, None)
                 continue
             try:
                 notified = await self._wait_for_new_items(partition)
@@ -202,7 +202,7 @@ class ItemNotifications:
         is_first, runs = partition in self._first_in, self._is_running()
         self._first_in.discard(partition)
         stay_s = STAY_S if is_first and runs else None
-        notified = await steps_of(self._backlog.wait_items)(
+        notified = await coroutine_of(self._backlog.wait_items)(
             partition,
             stay_s,
             limit=MAX_NOTIFIED,
@@ -262,4 +262,4 @@ class ItemNotifications:
                     return self._last_found > 0
                 self._asks_until = max(self._asks_until, search_count + 1)
                 version = self.news.version
-            await self.news.changed_since(version, self._clock, None)
+            await self.news.wait_for_change(version, self._clock, None)

@@ -28,7 +28,7 @@ from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, call_user_function, steps_of
+from latchwork.store.steps import Pause, call_user_function, coroutine_of
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.completion import ClaimedTask, ClaimFinisher
@@ -225,7 +225,7 @@ class WorkerLoop(Startable):
                     return not self._tasks
                 version = self._ends.version
             left_s = None if until is None else until - self._clock.now()
-            if (left_s is not None and left_s <= 0.0) or not self._ends.changed_since(
+            if (left_s is not None and left_s <= 0.0) or not self._ends.wait_for_change(
                 version, self._clock, left_s
             ).block():
                 return False
@@ -312,7 +312,7 @@ class WorkerLoop(Startable):
     async def _take_notified(self, items: Sequence[QueueItem]) -> list[QueueClaim]:
         if not items:
             return []
-        return await steps_of(self._backlog.take_items)(
+        return await coroutine_of(self._backlog.take_items)(
             items,
             accept=self._filter.should_claim,
             extra=self._filter.build_claim_ops,
@@ -321,7 +321,7 @@ class WorkerLoop(Startable):
 
     async def _take(self, partitions: Sequence[str], capacity: int) -> list[QueueClaim]:
         self._searched_at = self._clock.now()
-        claims = await steps_of(self._backlog.try_take)(
+        claims = await coroutine_of(self._backlog.try_take)(
             partitions,
             limit=capacity,
             accept=self._filter.should_claim,
@@ -378,7 +378,7 @@ class WorkerLoop(Startable):
             left_s = until - self._clock.now() if has_none else None
             if left_s is not None and left_s <= 0.0:
                 break
-            if not await self._notifier.changed_since(version, self._clock, left_s):
+            if not await self._notifier.wait_for_change(version, self._clock, left_s):
                 break
         with self._notifier.mutex:
             self._notified.is_waiting = self._wants_capacity = False
@@ -557,7 +557,7 @@ class LeaseWatchdog:
             soonest = min([due, *(stop_time for stop_time, _ in stop_times if stop_time > now)])
             with self._notifier.mutex:
                 self._next_check_at = soonest
-            await self._notifier.changed_since(version, self._clock, None if soonest == math.inf else soonest - now)
+            await self._notifier.wait_for_change(version, self._clock, None if soonest == math.inf else soonest - now)
 
     def _lose(self, session: Session) -> None:
         for task in self._held():

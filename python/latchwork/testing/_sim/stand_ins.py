@@ -37,7 +37,7 @@ hide(__file__)
 _real_new_event_loop = asyncio.events.new_event_loop
 _real_gettime = time.clock_gettime
 _real_urandom = os.urandom
-_real_start_natively = interrupts._start_natively  # noqa: SLF001 - ours
+_real_start_natively = interrupts._start_without_waiting  # noqa: SLF001 - ours
 _real_import = builtins.__import__
 _real_import_module = importlib.import_module
 _real_is_alive = threading.Thread.is_alive
@@ -131,7 +131,7 @@ def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
         (_real_start_natively if sim.current_task() is None else start)(thread)
 
     return [
-        (interrupts, "_start_natively", start_natively),
+        (interrupts, "_start_without_waiting", start_natively),
         (threading.Thread, "start", start),
         (threading.Thread, "join", join),
         (threading.Thread, "is_alive", is_alive),
