@@ -56,7 +56,7 @@ class Bench:
         """How the claims of these end, decided in one round."""
         made = [self.completion(name, again=again) for name in names]
         run(self.ends._complete_once("p", made))
-        return [each.ending.result(0) for each in made]
+        return [each.settlement.result(0) for each in made]
 
     def completion(self, name, *, again=False):
         """The end of a task, which is to be decided for the first time or again."""
@@ -203,7 +203,7 @@ def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long
     async def decide(_plan_id, some):
         rounds.append(sorted(each.name for each in some))
         for each in some:
-            each.set_ending(Done())
+            each.set_settlement(Done())
 
     async def second():
         if len(rounds) == 1 and runs.expects_return_soon():

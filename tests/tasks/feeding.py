@@ -70,7 +70,7 @@ class System(WorkerHooks):
             raise ValueError("broken")
         return Run(StoredCall(body["fn"], bytes.fromhex(body["args"])), claim.item.id, timeout_s=body.get("timeout_s"))
 
-    def decide_ending(self, claim, outcome):
+    def handle_outcome(self, claim, outcome):
         self.finished.append(claim.item.id)
         pause_s = retry_pause_s(self.retry, claim.attempts, outcome)
         if pause_s is not None:

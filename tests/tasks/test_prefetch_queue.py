@@ -20,7 +20,7 @@ class Everything(WorkerHooks):
     def prepare_run(self, claim):
         raise NotImplementedError
 
-    def decide_ending(self, claim, outcome):
+    def handle_outcome(self, claim, outcome):
         raise NotImplementedError
 
 

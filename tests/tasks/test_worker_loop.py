@@ -365,10 +365,10 @@ def test_an_end_whose_own_checks_fail_is_decided_anew(store):
     store.put("results/x", b"theirs")
 
     class Again(System):
-        def decide_ending(self, claim, outcome):
+        def handle_outcome(self, claim, outcome):
             from latchwork.tasks import Done
 
-            return super().decide_ending(claim, outcome) if not self.finished else Done()
+            return super().handle_outcome(claim, outcome) if not self.finished else Done()
 
     with Node(store, Again()) as node:
         eventually(lambda: node.worker_loop.stats().get("done") == 1)
@@ -383,7 +383,7 @@ def test_an_end_that_can_never_be_written_gives_the_item_back_and_buries_it_in_t
     from latchwork.types import Put
 
     class Broken(System):
-        def decide_ending(self, claim, outcome):
+        def handle_outcome(self, claim, outcome):
             return Done(ops=(Put("not a key!", b""),))
 
     with Node(store, Broken(), max_attempts=1):
@@ -414,14 +414,14 @@ class ReleasesFirst(System):
         self.ops: dict[str, tuple[Op, ...]] = {}
         self.may_release = threading.Event()
 
-    def decide_ending(self, claim, outcome):
+    def handle_outcome(self, claim, outcome):
         if claim.item.id in self.finished:
-            return super().decide_ending(claim, outcome)
+            return super().handle_outcome(claim, outcome)
         self.finished.append(claim.item.id)
         assert self.may_release.wait(PATIENCE_S)
         return Release("later", count=False)
 
-    def build_ending_ops(self, claim):
+    def build_settlement_ops(self, claim):
         return self.ops.get(claim.item.id, ())
 
 

@@ -30,12 +30,12 @@ from latchwork.tasks import (
     Blobs,
     DeadLetter,
     Done,
-    Ending,
     Functions,
     Outcome,
     Release,
     Retry,
     Run,
+    Settlement,
     StoredCall,
     UnknownFunction,
     WorkerHooks,
@@ -296,7 +296,7 @@ class ExecutorHooks(WorkerHooks):
 
     # Start and end of a run
 
-    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
+    def prepare_run(self, claim: QueueClaim) -> Run | Settlement:
         """Return the call to run for a claim. If this worker must not run the task, return how the claim ends."""
         try:
             item = parse_task(claim.value)
@@ -307,7 +307,7 @@ class ExecutorHooks(WorkerHooks):
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
             return self._done(item, Outcome.from_exception(left), claim)
         if not self._node.can_run(item.function):
-            return self._decide_unknown_function(item, claim)
+            return self._settle_unknown_function(item, claim)
         with self._lock:
             if self._cancelled_ids.pop(claim.item.id, None) is not None:
                 return Release("it was cancelled", count=False)
@@ -323,7 +323,7 @@ class ExecutorHooks(WorkerHooks):
         )
         return Run(call, item.id, timeout_s, claim.item.failures + 1)
 
-    def _decide_unknown_function(self, item: TaskItem, claim: QueueClaim) -> Ending:
+    def _settle_unknown_function(self, item: TaskItem, claim: QueueClaim) -> Settlement:
         """Return how to end the claim of a task whose function is not registered on this worker.
 
         The task fails if only this member may run it. Otherwise it is released to the other members.
@@ -341,7 +341,7 @@ class ExecutorHooks(WorkerHooks):
     def _call(self, function: str, blob: BlobRef) -> StoredCall:
         return StoredCall(function, self._blobs.read(blob))
 
-    def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending:
+    def handle_outcome(self, claim: QueueClaim, outcome: Outcome) -> Settlement:
         """Return how the claim of a finished run ends: with a retry, or with an outcome for the submitter of
         the task.
         """

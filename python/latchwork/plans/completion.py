@@ -35,7 +35,7 @@ from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause
-from latchwork.tasks import Done, Ending, Outcome, Release
+from latchwork.tasks import Done, Outcome, Release, Settlement
 from latchwork.types import Check, Committed, Entry
 
 #: Maximum number of cached tasks per plan.
@@ -72,7 +72,7 @@ class Completion:
         result: Stored form of the outcome.
         plan, task: Plan and task as they were when the call began; None on a second attempt, which reads them again.
         entry: Entry of the plan as this worker knows it; None if no ready task may be claimed.
-        ending: Future that tells the worker loop how to end the claim: acknowledge, release or dead-letter the item.
+        settlement: Future that tells the worker loop what to do with the queue item, for example to delete it.
     """
 
     claim: QueueClaim
@@ -83,17 +83,17 @@ class Completion:
     plan: PlanRecord | None = None
     task: Task | None = None
     entry: Entry | None = None
-    ending: Future[Ending] = field(default_factory=Future)
+    settlement: Future[Settlement] = field(default_factory=Future)
 
-    def set_ending(self, ending: Ending) -> None:
-        """Resolve the future: tell the worker loop how to end the claim. Does nothing if the future is done."""
-        if not self.ending.done():
-            self.ending.set_result(ending)
+    def set_settlement(self, settlement: Settlement) -> None:
+        """Resolve the future: tell the worker loop how to settle the claim. Does nothing if the future is done."""
+        if not self.settlement.done():
+            self.settlement.set_result(settlement)
 
     def set_exception(self, error: Exception) -> None:
         """Fail the future with an exception. Does nothing if the future is done."""
-        if not self.ending.done():
-            self.ending.set_exception(error)
+        if not self.settlement.done():
+            self.settlement.set_exception(error)
 
 
 def get_plan_at_call_start(completion: Completion) -> StoredPlan | None:
@@ -283,7 +283,7 @@ class CompletionBatcher:
         self,
         plan_store: PlanStore,
         propagation: Propagation,
-        complete_one: Callable[[QueueClaim, str, str, Outcome], Awaitable[Ending]],
+        complete_one: Callable[[QueueClaim, str, str, Outcome], Awaitable[Settlement]],
         stop: Signal,
         claimer: EagerClaimer | None = None,
         *,
@@ -307,11 +307,11 @@ class CompletionBatcher:
         #: The tasks that were claimed in the last round, with their plan: their successors are read ahead.
         self._claimed: list[tuple[str, PlanCache, list[str]]] = []
 
-    def add(self, completion: Completion) -> Future[Ending]:
+    def add(self, completion: Completion) -> Future[Settlement]:
         """Schedule the completion of a task for the next batch.
 
         Returns:
-            A future that tells the worker loop how to end the claim.
+            A future that tells the worker loop how to settle the claim.
         Raises:
             Closed: The batcher was closed.
         """
@@ -322,7 +322,7 @@ class CompletionBatcher:
                 self._thread = Background(self._run, f"latchwork-plans-ends-{self._plan_store.keys.name}")
             self._waiting.append(completion)
             self._notifier.notify_all()
-        return completion.ending
+        return completion.settlement
 
     def drop_plan_cache(self, plan_id: str) -> None:
         """Drop the cache of a plan that has ended."""
@@ -376,13 +376,13 @@ class CompletionBatcher:
         run.
         """
         backoff = Backoff()
-        while left := [completion for completion in completions if not completion.ending.done()]:
+        while left := [completion for completion in completions if not completion.settlement.done()]:
             try:
                 await self._complete_once(plan_id, left)
             except (Unavailable, OutcomeUnknown) as error:
                 if await Pause(self._clock, self._stop, backoff.next_s()):
                     for completion in left:
-                        completion.set_ending(Release(str(error)[:200], count=False))
+                        completion.set_settlement(Release(str(error)[:200], count=False))
                 for completion in left:
                     if not completion.claim.is_held:
                         await self._complete_alone(completion)
@@ -479,7 +479,7 @@ class CompletionBatcher:
             else:
                 claimed += eager_claims.puts
                 on_committed = partial(self._on_committed, cache, completion, eager_claims)
-                completion.set_ending(Done(tuple(part.checks), tuple(part.ops), on_committed))
+                completion.set_settlement(Done(tuple(part.checks), tuple(part.ops), on_committed))
         cache.in_flight.append(frozenset(own))
         self._claimed.append((plan_id, cache, claimed))
         return left
@@ -607,7 +607,7 @@ class CompletionBatcher:
             entry, plan, found = await self._read_plan_and_tasks(plan_id, completions)
         except NoSuchPlan:  # removed in the meantime
             for completion in completions:
-                completion.set_ending(Done())
+                completion.set_settlement(Done())
             return
         ended: list[tuple[Completion, Task]] = []
         simple = [
@@ -625,7 +625,7 @@ class CompletionBatcher:
             cache.ended.update(completion.name for completion, _ in ended)
             await self._release_successors(plan_id, (entry, plan), cache, [task for _, task in ended])
         for completion, _ in ended:
-            completion.set_ending(Done())
+            completion.set_settlement(Done())
 
     async def _release_successors(
         self, plan_id: str, stored_plan: StoredPlan, cache: PlanCache, ended: Sequence[Task]
@@ -690,11 +690,11 @@ class CompletionBatcher:
     async def _complete_alone(self, completion: Completion) -> None:
         try:
             check_held(completion.claim)
-            completion.set_ending(
+            completion.set_settlement(
                 await self._complete_one(completion.claim, completion.plan_id, completion.name, completion.outcome)
             )
         except NoSuchPlan:  # removed in the meantime
-            completion.set_ending(Done())
+            completion.set_settlement(Done())
         except (Unavailable, OutcomeUnknown):
             raise
         except LatchworkError as error:

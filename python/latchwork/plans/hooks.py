@@ -37,12 +37,12 @@ from latchwork.store.steps import Pause, blocking, coroutine_of
 from latchwork.tasks import (
     BadPayload,
     Done,
-    Ending,
     Failure,
     Outcome,
     Payloads,
     Release,
     Run,
+    Settlement,
     StoredCall,
     TaskProcessDied,
     WorkerHooks,
@@ -361,7 +361,7 @@ class PlanHooks(WorkerHooks):
         kept = {} if known is None else self._results.get(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
-    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
+    def prepare_run(self, claim: QueueClaim) -> Run | Settlement:
         """Return the run for a claim. The run reads its arguments in its own thread, where it may use the store."""
         self._limits.assign_permit(claim)
         plan_id, task = split_item_id(claim.item.id)
@@ -421,9 +421,9 @@ class PlanHooks(WorkerHooks):
         self._contexts[claim] = ClaimContext(True, "", len(task.successors) <= MAX_LINKED, known, found)
         return call
 
-    # Ending
+    # Settling claims
 
-    def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
+    def build_settlement_ops(self, claim: QueueClaim) -> Sequence[Op]:
         """Return the write that frees the ``max_parallel`` permit of a claim. Empty if the plan has no such limit."""
         return self._limits.build_release_ops(claim)
 
@@ -438,8 +438,8 @@ class PlanHooks(WorkerHooks):
         return self._limits.on_claim_ended(claim)
 
     @blocking
-    async def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """Store the consequences of a finished task, and return how to end its claim.
+    async def handle_outcome(self, claim: QueueClaim, outcome: Outcome) -> Settlement | Future[Settlement]:
+        """Store the consequences of a finished task, and return how to settle its claim.
 
         The consequences are stored before the queue item is deleted, or in the same transaction: the task's result or
         failure, tasks that become ready or are skipped, and the end of the plan. Retries while the store is down.
@@ -448,7 +448,7 @@ class PlanHooks(WorkerHooks):
         backoff = Backoff()
         while True:
             try:
-                return await self._decide_ending(claim, outcome)
+                return await self._handle_outcome(claim, outcome)
             except PlanBusy as error:
                 pauses = self._backoffs.setdefault(claim.item.path, Backoff(0.1, 2.0))
                 return Release(str(error)[:200], after_s=pauses.next_s(), count=False)
@@ -457,7 +457,7 @@ class PlanHooks(WorkerHooks):
                 if await Pause(self._plan_store.store.clock, self._stop, backoff.next_s()):
                     return Release(str(error)[:200], count=False)
 
-    async def _decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
+    async def _handle_outcome(self, claim: QueueClaim, outcome: Outcome) -> Settlement | Future[Settlement]:
         plan_id, name = split_item_id(claim.item.id)
         if name.startswith(_CONTROL):
             await self._control.execute(claim, plan_id, name)
@@ -481,7 +481,7 @@ class PlanHooks(WorkerHooks):
         except NoSuchPlan:  # removed in the meantime
             return Done()
 
-    async def _start_child(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+    async def _start_child(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Settlement:
         """Start the child plan that a task has returned. The task then waits for it, and no worker holds the task
         meanwhile.
         """
@@ -507,7 +507,7 @@ class PlanHooks(WorkerHooks):
 
     async def _finish_parent_task(
         self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task
-    ) -> Ending | None:
+    ) -> Settlement | None:
         """End a task that waits for a child plan: with the result of the child plan, or with its failure.
 
         Args:
@@ -539,7 +539,7 @@ class PlanHooks(WorkerHooks):
             context = self._contexts[claim] = replace(context, result=stored)
         return context.result
 
-    async def _finish_task(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+    async def _finish_task(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Settlement:
         while True:
             entry, plan = await self._plan_store.read_plan(plan_id)
             found = await self._plan_store.read_tasks(plan_id, [name])
@@ -547,19 +547,21 @@ class PlanHooks(WorkerHooks):
                 return Done()
             task = found[0]
             if task.record.state is TaskState.CHILD:
-                ending = await self._finish_parent_task(claim, plan_id, (entry, plan), task)
+                settlement = await self._finish_parent_task(claim, plan_id, (entry, plan), task)
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
                 return await self._finish_ended_task(claim, plan_id, (entry, plan), task)
             elif outcome.deferred or not (self._contexts.get(claim, ClaimContext()).is_call or is_undecodable(outcome)):
                 return Release("the task has become ready again", count=False)
             elif outcome.is_success:
-                ending = await self._succeed(claim, plan_id, (entry, plan), task, outcome)
+                settlement = await self._succeed(claim, plan_id, (entry, plan), task, outcome)
             else:
-                ending = await self._fail(claim, plan_id, (entry, plan), task, outcome)
-            if ending is not None:
-                return ending
+                settlement = await self._fail(claim, plan_id, (entry, plan), task, outcome)
+            if settlement is not None:
+                return settlement
 
-    async def _finish_ended_task(self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task) -> Ending:
+    async def _finish_ended_task(
+        self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task
+    ) -> Settlement:
         """Update the successors of a task that has ended, in case the worker that ended it died before it
         could do so.
         """
@@ -573,7 +575,7 @@ class PlanHooks(WorkerHooks):
 
     async def _succeed(
         self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task, outcome: Outcome
-    ) -> Ending | None:
+    ) -> Settlement | None:
         """Store the result of a task and update its successors.
 
         Returns:
@@ -589,7 +591,7 @@ class PlanHooks(WorkerHooks):
 
     async def _fail(
         self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task, outcome: Outcome
-    ) -> Ending | None:
+    ) -> Settlement | None:
         entry, plan = stored_plan
         failure = outcome.failure
         assert failure is not None

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from latchwork.tasks.running.context import TaskContext, current_task
     from latchwork.tasks.running.slots import Slots
     from latchwork.tasks.running.task_loop import TaskLoop
-    from latchwork.tasks.running.worker_hooks import DeadLetter, Done, Ending, Release, Run, WorkerHooks, retry_pause_s
+    from latchwork.tasks.running.worker_hooks import (
+        DeadLetter,
+        Done,
+        Release,
+        Run,
+        Settlement,
+        WorkerHooks,
+        retry_pause_s,
+    )
     from latchwork.tasks.running.worker_loop import WorkerLoop
 else:
     __getattr__ = lazy_getattr(
@@ -98,7 +106,7 @@ else:
             "latchwork.tasks.running.worker_hooks": (
                 "DeadLetter",
                 "Done",
-                "Ending",
+                "Settlement",
                 "WorkerHooks",
                 "Release",
                 "Run",
@@ -129,7 +137,6 @@ __all__ = [
     "DeadLetter",
     "DeferredResult",
     "Done",
-    "Ending",
     "Failure",
     "Functions",
     "GroupCommit",
@@ -149,6 +156,7 @@ __all__ = [
     "Run",
     "RunAsync",
     "RunIn",
+    "Settlement",
     "Slots",
     "StoredCall",
     "StoredRetry",

@@ -118,7 +118,7 @@ class Work(WorkerHooks):
     def prepare_run(self, claim):
         return Run(StoredCall("run", bytes.fromhex(json.loads(claim.value)["args"])), claim.item.id)
 
-    def decide_ending(self, claim, outcome):
+    def handle_outcome(self, claim, outcome):
         return Done(ops=(Create(f"results/{claim.item.id}", outcome.to_bytes()),))
 
 

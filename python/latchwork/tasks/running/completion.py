@@ -26,7 +26,7 @@ from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.retry import backoff_s
-from latchwork.tasks.running.worker_hooks import DeadLetter, Done, Ending, Release, Run, WorkerHooks
+from latchwork.tasks.running.worker_hooks import DeadLetter, Done, Release, Run, Settlement, WorkerHooks
 from latchwork.types import Committed
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class ClaimFinisher:
         self._pauses.close()
 
     def finish(self, task: ClaimedTask) -> None:
-        """Acknowledge, release or dead-letter the item of a finished run. The hooks of the system decide which.
+        """Settle the claim of a finished run as the hooks of the system say: delete, release or dead-letter its item.
 
         Args:
             task: The task.
@@ -149,79 +149,79 @@ class ClaimFinisher:
             self._on_lost(task)
             return
         try:
-            ending = call_user(self._hooks.decide_ending, task.claim, task.outcome)
+            settlement = call_user(self._hooks.handle_outcome, task.claim, task.outcome)
         except Exception as error:
-            self._on_decision_failed(task, error)
+            self._on_outcome_error(task, error)
             return
-        if isinstance(ending, Future):
-            ending.add_done_callback(partial(self._on_decided, task))
+        if isinstance(settlement, Future):
+            settlement.add_done_callback(partial(self._on_outcome_handled, task))
         else:
-            self.end_claim(task, ending)
+            self.settle(task, settlement)
 
-    def _on_decided(self, task: ClaimedTask, ending: Future[Ending]) -> None:
-        """Acknowledge, release or dead-letter an item after the system has decided. Called in the thread that decided.
+    def _on_outcome_handled(self, task: ClaimedTask, settlement: Future[Settlement]) -> None:
+        """Settle a claim after the hooks have handled the outcome of its run. Called in the thread that completed the
+        future.
 
         Args:
             task: The task of the claim.
-            ending: Future with the decision.
+            settlement: Future with the settlement.
         """
-        error = ending.exception()
+        error = settlement.exception()
         if error is None:
-            self.end_claim(task, ending.result())
+            self.settle(task, settlement.result())
         else:
-            self._on_decision_failed(task, error)
+            self._on_outcome_error(task, error)
 
-    def _on_decision_failed(self, task: ClaimedTask, error: BaseException) -> None:
+    def _on_outcome_error(self, task: ClaimedTask, error: BaseException) -> None:
         if isinstance(error, OwnershipLost):
             self._on_lost(task)
             return
         path = task.path
         _log.error("the outcome of item %s could not be determined; the item is released", path, exc_info=error)
-        self.end_claim(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
+        self.settle(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
-    def end_claim(self, task: ClaimedTask, ending: Ending) -> None:
-        """Acknowledge, release or dead-letter an item, and so end its claim. Returns at once; the write happens in the
-        background.
+    def settle(self, task: ClaimedTask, settlement: Settlement) -> None:
+        """Delete, release or dead-letter the item of a claim. Returns at once; the write happens in the background.
 
         Args:
             task: The task of the claim.
-            ending: What to do with the item.
+            settlement: What to do with the item.
         """
-        if isinstance(ending, Done):
-            self._commit(task, ending)
-        elif isinstance(ending, Release):
-            after_s = 0.0 if self._hurries else ending.after_s
-            task.hurry = self._pauses.schedule(after_s, partial(self._try_ending, task, ending))
+        if isinstance(settlement, Done):
+            self._commit(task, settlement)
+        elif isinstance(settlement, Release):
+            after_s = 0.0 if self._hurries else settlement.after_s
+            task.hurry = self._pauses.schedule(after_s, partial(self._try_to_settle, task, settlement))
             if task.is_hurried or self._hurries:  # asked to hurry before the pause existed
                 task.hurry()
         else:
-            self._pauses.schedule(0.0, partial(self._try_ending, task, ending))
+            self._pauses.schedule(0.0, partial(self._try_to_settle, task, settlement))
 
-    def _release(self, claim: QueueClaim, ending: Release) -> str:
-        if ending.count and claim.is_last:
-            return self._dead_letter(claim, DeadLetter(ending.why or f"released {claim.attempts} times"))
+    def _release(self, claim: QueueClaim, settlement: Release) -> str:
+        if settlement.count and claim.is_last:
+            return self._dead_letter(claim, DeadLetter(settlement.why or f"released {claim.attempts} times"))
         claim.release(
-            ending.why,
-            count=ending.count,
-            failed=ending.failed,
-            partition=ending.partition,
-            ops=self._hooks.build_ending_ops(claim),
+            settlement.why,
+            count=settlement.count,
+            failed=settlement.failed,
+            partition=settlement.partition,
+            ops=self._hooks.build_settlement_ops(claim),
             timeout_s=0.0,
         )
         return "released"
 
-    def _dead_letter(self, claim: QueueClaim, ending: DeadLetter) -> str:
-        dead_item = claim.item.with_reason(ending.why)
-        checks, ops = self._hooks.build_dead_letter_ops(dead_item) if ending.has_hook_ops else ((), ())
-        ops = [*ending.ops, *ops, *self._hooks.build_ending_ops(claim)]
-        claim.move_to_dead_letters(ending.why, checks, ops, timeout_s=0.0)
+    def _dead_letter(self, claim: QueueClaim, settlement: DeadLetter) -> str:
+        dead_item = claim.item.with_reason(settlement.why)
+        checks, ops = self._hooks.build_dead_letter_ops(dead_item) if settlement.has_hook_ops else ((), ())
+        ops = [*settlement.ops, *ops, *self._hooks.build_settlement_ops(claim)]
+        claim.move_to_dead_letters(settlement.why, checks, ops, timeout_s=0.0)
         return "dead_lettered"
 
     # Done
 
     def _commit(self, task: ClaimedTask, done: Done) -> None:
         try:
-            part = task.claim.prepare_ack([*done.ops, *self._hooks.build_ending_ops(task.claim)])
+            part = task.claim.prepare_ack([*done.ops, *self._hooks.build_settlement_ops(task.claim)])
         except OwnershipLost:
             self._on_lost(task)
             return
@@ -262,33 +262,33 @@ class ClaimFinisher:
             self._retry_later(task, partial(self.finish, task), at_once=task.tries == 1)
         else:
             _log.error("item %s cannot be completed and is released: %s", task.path, error)
-            self.end_claim(task, Release(why=str(error)[:200], after_s=1.0))
+            self.settle(task, Release(why=str(error)[:200], after_s=1.0))
 
     # Release and dead-letter
 
-    def _try_ending(self, task: ClaimedTask, ending: Release | DeadLetter) -> None:
+    def _try_to_settle(self, task: ClaimedTask, settlement: Release | DeadLetter) -> None:
         """Try once to release or dead-letter an item. Runs in the thread of the delay queue; ``close`` waits for its
         end.
 
         Args:
             task: The task of the claim.
-            ending: What to do with the item.
+            settlement: What to do with the item.
         """
         task.tries += 1
         try:
             how = (
-                self._release(task.claim, ending)
-                if isinstance(ending, Release)
-                else self._dead_letter(task.claim, ending)
+                self._release(task.claim, settlement)
+                if isinstance(settlement, Release)
+                else self._dead_letter(task.claim, settlement)
             )
         except (OwnershipLost, Closed):
             self._on_lost(task)
         except Conflict as error:
             _log.info("item %s could not be completed as planned: %s", task.path, error)
-            self._retry_later(task, partial(self._try_ending, task, _fallback_ending(task.claim, ending)))
+            self._retry_later(task, partial(self._try_to_settle, task, _choose_fallback(task.claim, settlement)))
         except LatchworkError as error:
             self._trouble.record_failure(error, "item %s could not be completed, retrying", task.path, item=task.path)
-            self._retry_later(task, partial(self._try_ending, task, ending))
+            self._retry_later(task, partial(self._try_to_settle, task, settlement))
         else:
             self._trouble.record_success("items can be completed again", item=task.path)
             self._on_ended(task, how)
@@ -308,17 +308,17 @@ class ClaimFinisher:
             _log.exception("the cleanup after lost item %s failed", task.path)
 
 
-def _fallback_ending(claim: QueueClaim, ending: Release | DeadLetter) -> Release | DeadLetter:
+def _choose_fallback(claim: QueueClaim, settlement: Release | DeadLetter) -> Release | DeadLetter:
     """Return what to do with an item after its release or dead letter was refused because of additional checks or
     writes.
 
     Args:
         claim: The claim.
-        ending: What was refused.
+        settlement: What was refused.
     """
-    if isinstance(ending, Release) and ending.count and claim.is_last:
-        return DeadLetter(ending.why, has_hook_ops=False)
-    return Release(ending.why, count=False, failed=isinstance(ending, Release) and ending.failed)
+    if isinstance(settlement, Release) and settlement.count and claim.is_last:
+        return DeadLetter(settlement.why, has_hook_ops=False)
+    return Release(settlement.why, count=False, failed=isinstance(settlement, Release) and settlement.failed)
 
 
 class DelayQueue:

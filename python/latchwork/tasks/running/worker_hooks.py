@@ -100,7 +100,8 @@ class DeadLetter(Struct, frozen=True):
     has_hook_ops: bool = True
 
 
-Ending = Done | Release | DeadLetter
+#: How to settle a claim: delete its item, return it to the queue, or turn it into a dead letter.
+Settlement = Done | Release | DeadLetter
 
 
 class WorkerHooks(ABC):
@@ -126,7 +127,7 @@ class WorkerHooks(ABC):
         return self.partitions()
 
     def get_preferred_shard(self, partition: str) -> TakerShard:  # noqa: ARG002 - for overrides
-        """Return the part of a partition (shard) from which this node takes items first. Default: no preference.
+        """Return the shard of a partition that this node searches first. Default: no preference.
 
         See ``WorkQueue.try_take``.
         """
@@ -143,19 +144,17 @@ class WorkerHooks(ABC):
     def build_dead_letter_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
         """Return additional checks and additional writes for the transaction that dead-letters an item.
 
-        Called for any item that becomes a dead letter. Its ``why`` is the reason. The value of an item that is not a
-        valid record is all that is stored. May use the store. Default: none.
+        Called for any item that becomes a dead letter; its ``why`` is the reason. A damaged item, whose record cannot
+        be decoded, has only its value. May use the store. Default: none.
         """
         return (), ()
 
     def on_claim_refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
         """Handle an item that was not claimed because its additional checks failed. Default: does nothing.
 
-        A mirror of the store merges changes. It may miss a key that existed only briefly, so no notification may
-        follow.
-
         Returns:
-            Whether to search the queue again soon, even without a notification.
+            Whether to search the queue again soon without a notification. Return True if the checks may hold again: a
+            mirror of the store reports no change for a key that existed only briefly.
         """
         return False
 
@@ -166,29 +165,29 @@ class WorkerHooks(ABC):
         """
 
     @abstractmethod
-    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return the call to run for a claim. If there is nothing to run, return what to do with the item instead.
+    def prepare_run(self, claim: QueueClaim) -> Run | Settlement:
+        """Return the run for a claim, or how to settle the claim if there is nothing to run.
 
         Must not use the store.
         """
 
     @abstractmethod
-    def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """Decide whether the item of a finished run is deleted, released or dead-lettered. Called in the slot's thread;
-        may use the store.
+    def handle_outcome(self, claim: QueueClaim, outcome: Outcome) -> Settlement | Future[Settlement]:
+        """Return how to settle the claim of a finished run. Called in the slot's thread; may use the store.
 
-        Return a future to decide later, for example together with other claims. The slot is free meanwhile. If the
-        transaction is refused because of its checks, this is called again after a short pause.
+        If the transaction that settles the claim is refused because of its checks, this is called again after a short
+        pause.
 
         Args:
             claim: The claim.
             outcome: Outcome of the run.
+        Returns:
+            The settlement, or a future of it. With a future the slot is free at once, and the settlement may be
+            decided together with those of other claims.
         """
 
-    def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
-        """Return additional writes for the transaction that ends a claim in any way. Must not use the store. Default:
-        none.
-        """
+    def build_settlement_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
+        """Return additional writes for the transaction that settles a claim. Must not use the store. Default: none."""
         return ()
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:  # noqa: ARG002 - for overrides

@@ -407,7 +407,7 @@ class WorkerLoop(Startable):
         except Exception as error:
             _log.exception("node %s could not start item %s and releases it", self._node_id, task.path)
             what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
-        self._finisher.end_claim(task, what)
+        self._finisher.settle(task, what)
 
     def _prepare(self, task: ClaimedTask, run: Run) -> None:
         claim = task.claim
@@ -444,7 +444,7 @@ class WorkerLoop(Startable):
             why: The reason, stored in the item.
         """
         call_on_claim_lost(self._hooks, task.claim, self._node_id)
-        self._finisher.end_claim(task, Release(why=why, count=False))
+        self._finisher.settle(task, Release(why=why, count=False))
 
     def _on_run_ended(self, task: ClaimedTask, outcome: Outcome) -> None:
         """Let the system decide what to do with the item of a finished run. Called in the thread of its slot, which is
@@ -460,7 +460,7 @@ class WorkerLoop(Startable):
             self._filter.skip_for_now(task.claim.item)
         if ours is not None:
             call_on_claim_lost(self._hooks, task.claim, self._node_id)
-            self._finisher.end_claim(task, ours)
+            self._finisher.settle(task, ours)
         else:
             self._finisher.finish(task)
         self._prefetched.start_pending_claims()

@@ -19,7 +19,6 @@ from latchwork.store import Session, Store
 from latchwork.tasks import (
     DeadLetter,
     Done,
-    Ending,
     Functions,
     GroupCommit,
     Outcome,
@@ -27,6 +26,7 @@ from latchwork.tasks import (
     RegisteredFunction,
     Release,
     Run,
+    Settlement,
     Slots,
     StoredCall,
     TaskContext,
@@ -146,7 +146,7 @@ class WorkflowHooks(WorkerHooks):
 
     # Claim and run
 
-    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
+    def prepare_run(self, claim: QueueClaim) -> Run | Settlement:
         """Return the work of a claimed attempt. If the attempt cannot or must not run, return how to end it instead."""
         try:
             named = ItemName.parse(claim.item.id)
@@ -176,7 +176,7 @@ class WorkflowHooks(WorkerHooks):
         return Run(StoredCall(_FUNCTION, payload), head.attempt_key, head.timeout_s, head.n)
 
     def run(self, attempt_key: str, context: TaskContext) -> None:
-        """Run an attempt to its end. Its result is kept for ``decide_ending``.
+        """Run an attempt to its end. Its result is kept for ``handle_outcome``.
 
         Args:
             attempt_key: The key of the attempt.
@@ -190,7 +190,7 @@ class WorkflowHooks(WorkerHooks):
 
     # End
 
-    def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending:
+    def handle_outcome(self, claim: QueueClaim, outcome: Outcome) -> Settlement:
         """Return how to end a claim: store the result of the attempt, or release the attempt if it has no result."""
         with self._lock:
             attempt = self._attempts.get(ItemName.parse(claim.item.id).attempt_key)
@@ -222,7 +222,7 @@ class WorkflowHooks(WorkerHooks):
             ops.append(Delete(self._keys.data_key(head.attempt_key)))
         return Done(ops=tuple(ops))
 
-    def build_ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
+    def build_settlement_ops(self, claim: QueueClaim) -> Sequence[Op]:
         """Return the writes after which an attempt no longer counts as running and its pool slots are free."""
         try:
             named = ItemName.parse(claim.item.id)
