@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 
 import pytest
 
+from latchwork.backends.base import Snapshot
 from latchwork.backends.zookeeper.layout import get_bucket
 from latchwork.backends.zookeeper.writing import states, writes
 from latchwork.backends.zookeeper.writing.states import ParentCache, RecentValueCache
@@ -188,6 +190,26 @@ def test_a_version_that_is_checked_again_and_again_is_read_once_for_each_deletio
     backend.commit([], [Put("lasting", b"written since")]).result(WAIT_S)
     with pytest.raises(Conflict):
         create(backend, "k9", checks=[At(entry)])
+
+
+def test_a_reported_key_is_written_and_deleted_without_reading_though_others_delete_in_its_bucket(
+    backend, other, readings
+):
+    """A watch reads the guards with the keys. So the first write knows the guard, and so does the second one."""
+    told: Queue = Queue()
+    create(backend, "first")  # the first write reads all guards
+    watch = backend.watch("in", told.put)
+    assert isinstance(told.get(timeout=WAIT_S), Snapshot)
+    near = next(f"n{n}" for n in range(10_000) if get_bucket(f"n{n}") == get_bucket("in/item"))
+    create(other, near)
+    other.commit([], [Delete(near)]).result(WAIT_S)
+    create(other, "in/item")
+    (item,) = [change.entry for change in told.get(timeout=WAIT_S).changes if change.key == "in/item"]
+    del readings[:]
+    claimed = backend.commit([At(item)], [Put("in/item", b"claimed")]).result(WAIT_S).entries[0]
+    backend.commit([At(claimed)], [Delete("in/item")]).result(WAIT_S)
+    assert readings == []
+    watch.close()
 
 
 def test_only_a_parent_beside_one_that_was_missing_is_taken_for_new():

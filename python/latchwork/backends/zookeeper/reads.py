@@ -165,6 +165,7 @@ class ZooKeeperReader:
         for number, guard in zip(buckets, found, strict=False):
             if isinstance(guard, Data):
                 context.gens[number] = guard.stat.version
+                self.record_guard_version(number, guard.stat.version)
         if together:
             return (yield from self.decode_entries(context, keys, found[len(buckets) :]))
         return (yield from self.read_keys(context, keys))
