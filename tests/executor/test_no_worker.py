@@ -13,7 +13,7 @@ from executor.conftest import PATIENCE_S
 from executor.work import WORK, square
 from latchwork import aio
 from latchwork.executor import Call
-from latchwork.executor.submitter_session import WorkerWatch
+from latchwork.executor.submitter_session import WARN_S, WorkerWatch
 from latchwork.store.steps import run
 from latchwork.testing import VirtualClock
 
@@ -133,3 +133,24 @@ def test_a_warning_comes_after_five_seconds_without_a_worker_and_once(caplog):
     assert run(watch.check_workers(is_waiting=True)) == 60.0
     assert watch.missing_worker_hint() == ""
     assert run(watch.check_workers(is_waiting=False)) is None
+
+
+def test_no_look_for_workers_delays_the_tasks_of_a_slow_link():
+    clock, looks = VirtualClock(), []
+
+    async def has_members():
+        looks.append(clock.now())
+        return True
+
+    watch = WorkerWatch(clock, "nightly", has_members)
+    watch.on_result()
+    for _ in range(10):
+        until = clock.now() + 2.0
+        while (left_s := until - clock.now()) > 0.0:
+            clock.advance(min(left_s, run(watch.check_workers(is_waiting=True))))
+        watch.on_result()
+    assert looks == []
+    last = clock.now()
+    while not looks:
+        clock.advance(run(watch.check_workers(is_waiting=True)))
+    assert looks == [pytest.approx(last + WARN_S)]

@@ -7,6 +7,7 @@ when an executor has tasks and no worker.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +47,8 @@ _MOST_DELETED = 60
 _IDLE_S = 1.0
 #: Seconds to retry reading the last results while the server is unreachable.
 _PATIENCE_S = 5.0
-#: Seconds without a result until the first look, between looks that find no worker, and until the warning.
+#: Seconds without a result until the first look, between looks that find no worker, and until the warning. A look waits
+#: for ``WARN_S`` after a result, because it delays the next task, and each task on a slow link takes long.
 _FIRST_S, _AGAIN_S, WARN_S = 0.5, 1.0, 5.0
 #: Seconds until the next look while there are workers.
 _RARELY_S = 60.0
@@ -443,10 +445,12 @@ class WorkerWatch:
         self._has_members = has_members
         self._quiet_since: float | None = None
         self._check_at = 0.0
+        self._seen_at = -math.inf
         self._is_missing = self._has_warned = False
 
     def on_result(self) -> None:
         """Record that a result has arrived, which shows that there is a worker."""
+        self._seen_at = self._clock.now()
         self._quiet_since = None
         self._is_missing = False
 
@@ -471,7 +475,7 @@ class WorkerWatch:
         now, since = self._clock.now(), self._quiet_since
         if since is None:
             since = self._quiet_since = now
-            self._check_at = now + _FIRST_S
+            self._check_at = max(now + _FIRST_S, self._seen_at + WARN_S)
         if now < self._check_at:
             return self._check_at - now
         try:
