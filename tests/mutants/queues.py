@@ -91,8 +91,8 @@ DEFECTS = (
         "WorkQueue",
         "a sort_key leaves the index while an item comes into it",
         "primitives/queue/partition_reader.py",
-        "        await ask(store.commit, [At(mark)], [Delete(mark.key)])\n",
-        "        await ask(store.commit, [], [Delete(mark.key)])\n",
+        "            await ask(store.commit, [At(mark) for mark in left], [Delete(mark.key) for mark in left])\n",
+        "            await ask(store.commit, [], [Delete(mark.key) for mark in left])\n",
         id_of(
             "primitives/work_queue_races",
             "a_sort_key_that_is_seen_empty_stays_when_an_item_comes_meanwhile",

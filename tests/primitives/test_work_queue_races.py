@@ -176,6 +176,27 @@ def test_a_sort_key_that_is_seen_empty_stays_when_an_item_comes_meanwhile(backlo
     assert ids(other.try_take(["any"])) == ["2"]
 
 
+def test_sort_keys_that_are_seen_empty_together_are_removed_in_one_transaction(backlog, connect, monkeypatch):
+    store, mine = connect(), backlog()
+    for sort_key in "abcd":
+        fill(mine, f"{sort_key}/1")
+    for claim in mine.try_take(["any"], limit=4):
+        claim.ack()
+    commit, removed = store.commit, []
+
+    def put_first(checks, ops):
+        if len(ops) > 1 and len(removed) == 1:
+            fill(mine, "c/2")
+        removed.append([op.key[-1] for op in ops])
+        return commit(checks, ops)
+
+    monkeypatch.setattr(store, "commit", put_first)
+    assert backlog(store=store).try_take(["any"]) == []
+    assert removed == [["a"], ["b", "c"], ["b"], ["d"]]
+    assert store.children("work/partitions/any/sort_keys") == ["c"]
+    assert ids(mine.try_take(["any"])) == ["2"]
+
+
 def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, monkeypatch, eventually):
     store = connect(session_ttl_s=30.0)
     mine = backlog(store=store)

@@ -29,7 +29,7 @@ from typing import Any
 
 from latchwork._base.interrupts import call_allowing_reentry
 from latchwork.backends.futures import together
-from latchwork.errors import LatchworkError
+from latchwork.errors import Conflict, LatchworkError
 from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.queue.items import QueueKeys, get_holder_id, get_last_segment
 from latchwork.primitives.waiting.arguments import check_member
@@ -210,16 +210,19 @@ class PartitionReader:
         round_, self._todo = self._todo[: self._together], self._todo[self._together :]
         found = await ParallelLists(self._store, [self._build_list_args(item_range) for item_range in round_])
         free: list[Entry] = []
+        empty: list[Entry] = []
         for n, (item_range, items) in enumerate(zip(round_, found, strict=True)):
             free += await self._find_free(item_range, items)
             if len(items) == item_range.limit:  # the rest of it comes before the sort keys after it
                 longer = min(LONGEST_PAGE, 2 * item_range.limit)
                 rest = ItemRange(item_range.mark, item_range.sort_key, longer, get_last_segment(items[-1]))
                 self._todo = [rest, *round_[n + 1 :], *self._todo]
-                return free
+                break
             if not items and item_range.after is None:
-                await self._clean_index(item_range)
-        self._together = min(2 * self._together, SORT_KEYS_TOGETHER)
+                empty.append(item_range.mark)
+        else:
+            self._together = min(2 * self._together, SORT_KEYS_TOGETHER)
+        await self._clean_index(empty)
         return free
 
     def build_hint(self, until: float) -> StartHint | None:
@@ -274,10 +277,10 @@ class PartitionReader:
         below = f"{self._items}/{item_range.sort_key}"
         return below, item_range.limit, None if item_range.after is None else f"{below}/{item_range.after}"
 
-    async def _clean_index(self, item_range: ItemRange) -> None:
-        is_last = not self._has_more and item_range.mark.key == self._last_read
-        if self._tidies and not (self._keeps_last and is_last):
-            await _remove_from_index(self._store, item_range.mark)
+    async def _clean_index(self, empty: Sequence[Entry]) -> None:
+        kept = self._last_read if self._keeps_last and not self._has_more else None
+        if self._tidies:
+            await _remove_from_index(self._store, [mark for mark in empty if mark.key != kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,24 +400,31 @@ async def clean_index(store: Store, keys: QueueKeys, partition: str) -> bool:
         heads = await ParallelLists(
             store, [(f"{keys.items_prefix(partition)}/{get_last_segment(mark)}", 1, None) for mark in marks]
         )
-        for mark, head in zip(marks, heads, strict=True):
-            is_out = not head and await _remove_from_index(store, mark)
-            is_empty = is_empty and is_out
+        empty = [mark for mark, head in zip(marks, heads, strict=True) if not head]
+        is_empty = await _remove_from_index(store, empty) == len(marks) and is_empty
         after = marks[-1].key
     return is_empty
 
 
-async def _remove_from_index(store: Store, mark: Entry) -> bool:
-    """Remove a sort key from the index if nothing was put with it since the index was read. Return whether it was
-    removed.
+async def _remove_from_index(store: Store, marks: Sequence[Entry]) -> int:
+    """Remove those sort keys from the index with which nothing was put since the index was read, in one transaction.
 
     Args:
         store: The store of the queue.
-        mark: The index entry of the sort key, as it was read.
+        marks: The index entries of the sort keys, as they were read.
+    Returns:
+        The number of removed sort keys.
     """
-    try:
-        await ask(store.commit, [At(mark)], [Delete(mark.key)])
-    except LatchworkError as error:
-        _log.debug("sort key %s stays in its index: %s", mark.key, error)
-        return False
-    return True
+    left = list(marks)
+    while left:
+        try:
+            await ask(store.commit, [At(mark) for mark in left], [Delete(mark.key) for mark in left])
+        except Conflict as error:
+            used = {getattr(each, "key", None) for each in error.failed}
+            left = [mark for mark in left if mark.key not in used]
+        except LatchworkError as error:
+            _log.debug("sort keys from %s stay in their index: %s", left[0].key, error)
+            return 0
+        else:
+            return len(left)
+    return 0
