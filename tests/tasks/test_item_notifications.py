@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import pytest
+
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.tasks.running.item_notifications import compute_search_delay_s, select_direct_claims
 from latchwork.tasks.running.worker_hooks import SUSPECT
-from latchwork.testing.faults import FaultyStore
+from latchwork.testing.faults import Fault, FaultyStore
 
 from . import examples
 from .feeding import PAYLOADS, Node, System, put, result_of
 from .test_children import eventually
+
+PATIENCE_S = 45.0
 
 
 def item(path, **about):
@@ -131,6 +136,82 @@ def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, c
             result_of(store, f"i{n}")
             n += 1
             assert time.monotonic() < until
+
+
+# During a search
+
+
+@pytest.fixture
+def searching(connect):
+    """A store whose next search of a node is held at its first read, from ``hold()`` to ``release()``."""
+    with FaultyStore(connect(session_ttl_s=30.0)) as faulty:
+        gate, held, listing = threading.Event(), threading.Event(), faulty.list
+
+        def held_list(prefix, *args, **options):
+            if not gate.is_set() and prefix.endswith("/sort_keys"):
+                held.set()
+                gate.wait(PATIENCE_S)
+            return listing(prefix, *args, **options)
+
+        def hold():
+            gate.clear()
+            assert held.wait(PATIENCE_S)
+
+        gate.set()
+        faulty.list, faulty.hold, faulty.release = held_list, hold, gate.set
+        yield faulty
+        gate.set()
+
+
+@pytest.mark.threads
+def test_an_item_that_comes_during_a_search_does_not_wait_for_it_and_costs_no_place(store, searching):
+    with Node(searching, search_s=1.0) as node:
+        waits(store)
+        place = list(store.children("work/takers/any"))
+        searching.hold()
+        for n in range(3):
+            put(store, examples.square, n, id=f"i{n}")
+            assert result_of(store, f"i{n}").result(PAYLOADS) == n * n
+            eventually(lambda: node.worker_loop.running() == [])
+        searching.release()
+        eventually(lambda: not node.worker_loop._is_searching)
+        put(store, examples.square, 3, id="i3")
+        assert result_of(store, "i3").result(PAYLOADS) == 9
+        assert list(store.children("work/takers/any")) == place
+        eventually(lambda: node.worker_loop.stats() == {"taken": 4, "done": 4})
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("fault", ["cut_before", "cut_after"])
+def test_an_item_whose_claim_fails_during_a_search_is_found_by_the_next_one(store, searching, fault):
+    with Node(searching, search_s=1.0, slots=4) as node:
+        waits(store)
+        searching.hold()
+        put(store, examples.square, 3, id="early")
+        assert result_of(store, "early").result(PAYLOADS) == 9
+        node.worker_loop._search_s = 300.0  # no other search is due
+        searching.add(Fault(fault, op="commit", key="work/partitions/any/items/*"))
+        put(store, examples.square, 4, id="late")
+        eventually(lambda: searching.faults)
+        eventually(lambda: node.worker_loop._notified.has_notification)
+        searching.release()
+        assert result_of(store, "late").result(PAYLOADS) == 16
+
+
+@pytest.mark.threads
+def test_a_node_whose_slots_are_filled_during_a_search_lets_the_next_be_told(store, connect, searching):
+    with Node(searching, name="n1", search_s=1.0, slots=1) as one:
+        waits(store)
+        searching.hold()
+        put(store, examples.waits, id="a")
+        eventually(lambda: one.worker_loop.running() == ["any/s1/a"])
+        eventually(lambda: store.children("work/takers/any") == [])
+        searching.release()
+        eventually(lambda: not one.worker_loop._is_searching)
+        with Node(connect(), name="n2", search_s=300.0, slots=1):
+            waits(store)
+            assert len(store.children("work/takers/any")) == 1
+            assert b'"n2"' in store.list("work/takers/any")[0].value
 
 
 # Staying in the line

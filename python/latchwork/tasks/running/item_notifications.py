@@ -6,6 +6,9 @@ claimed directly, in one transaction. A search would first read the index, the i
 for items that may have killed their nodes, and if there are more items than the node can take: other nodes are notified
 soon, and shards keep nodes from competing for the same items.
 
+A node that searches the queue only because it has not done so for a while keeps its position among the waiters. It
+claims new items meanwhile, so an item does not wait for the reads of the search.
+
 A node with nothing to run keeps its position among the waiters, and is also notified of the next item. So a task that
 ends fast does not cost the position. While the node is running something, it leaves the next item to other nodes.
 """
@@ -22,7 +25,7 @@ from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, coroutine_of
+from latchwork.store.steps import Pause, StepCoroutine, coroutine_of
 from latchwork.tasks.running.worker_hooks import is_suspect
 
 _log = logging.getLogger(__name__)
@@ -82,6 +85,8 @@ class ItemNotifications:
         stop: Set when the node closes.
         accept: Returns whether the node wants an item.
         runs: Returns whether the node is running a task; called with the mutex held.
+        claim_during_search: Claims and runs items while the node searches the queue. Returns whether it has claimed
+            any. Returns None if the node does not search, or if the items must be searched for.
         node_id: ID of the node, for messages.
     """
 
@@ -94,6 +99,7 @@ class ItemNotifications:
         *,
         accept: Callable[[QueueItem], bool],
         runs: Callable[[], bool],
+        claim_during_search: Callable[[Sequence[QueueItem]], StepCoroutine[bool | None]],
         node_id: str,
     ) -> None:
         self._backlog = backlog
@@ -102,6 +108,7 @@ class ItemNotifications:
         self._stop = stop
         self._accept = accept
         self._runs = runs
+        self._claim_during_search = claim_during_search
         self._node_id = node_id
         self.news = Notifier(notifier.mutex)
         self.is_waiting = False
@@ -174,15 +181,16 @@ class ItemNotifications:
                 continue
             try:
                 notified = await self._wait_for_new_items(partition)
+                has_claimed = await self._claim_during_search(notified) if notified else None
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
                 _log.info("node %s cannot wait for partition %s, retrying: %s", self._node_id, partition, error)
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
-            if notified is None:
+            if notified is None or has_claimed:
                 continue
-            search_count = self._record_notification(partition, notified)
+            search_count = self._record_notification(partition, notified if has_claimed is None else [])
             if self._is_running():
                 self._leave(partition)
             if await self._wait_for_search(search_count):

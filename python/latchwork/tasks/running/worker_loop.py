@@ -112,13 +112,20 @@ class WorkerLoop(Startable):
         self._threads: list[Background] = []
         self._stop = Signal()
         self._takes, self._is_started, self._has_closed = True, False, False
-        self._wants_capacity = self._leaves_traces = False
+        self._wants_capacity = self._leaves_traces = self._is_searching = False
         self._searched_at, self._search_took_s, self._counts = -math.inf, 0.0, Counter[str]()
         self._finisher = ClaimFinisher(self._clock, commits, hooks, self._on_claim_ended, label=node_id)
         self._filter = ClaimFilter(hooks, self._clock, node_id)
         accept = self._filter.should_claim
         self._notified = ItemNotifications(
-            backlog, self._clock, self._notifier, self._stop, accept=accept, runs=self._runs, node_id=node_id
+            backlog,
+            self._clock,
+            self._notifier,
+            self._stop,
+            accept=accept,
+            runs=self._runs,
+            claim_during_search=self._claim_during_search,
+            node_id=node_id,
         )
         self._watchdog = LeaseWatchdog(self._clock, lambda: list(self._tasks.values()), self._release_overdue)
         self._prefetched = PrefetchQueue(
@@ -295,7 +302,9 @@ class WorkerLoop(Startable):
         """
         with self._notifier.mutex:
             notified = self._notified.pop_notified()
-            capacity, has_tasks = self._free_capacity(), bool(self._tasks)
+            capacity = self._free_capacity()
+            if capacity > 0:
+                self._leaves_traces = bool(self._tasks)
         self._filter.begin_search()
         if capacity <= 0:
             return None, False
@@ -304,10 +313,43 @@ class WorkerLoop(Startable):
         is_all = bool(claims) and len(claims) == len(notified)
         if not claims:
             claims = await self._take(partitions, capacity)
-        with self._notifier.mutex:
-            self._leaves_traces = has_tasks or bool(claims)
-        self.run_claims(claims)
+        self._run_found(claims)
+        if not claims and self._free_capacity() <= 0:  # the slots were filled during the search
+            return None, False
         return len(claims), is_all
+
+    def _run_found(self, claims: Sequence[QueueClaim]) -> None:
+        if claims:
+            with self._notifier.mutex:
+                self._leaves_traces = True
+            self.run_claims(claims)
+
+    async def _claim_during_search(self, items: Sequence[QueueItem]) -> bool | None:
+        """Claim and run items of which the node was notified, if it is searching the queue meanwhile.
+
+        Args:
+            items: All free items of a partition.
+        Returns:
+            Whether any were claimed. None if the node does not search now, or if the items must be searched for.
+        """
+        with self._notifier.mutex:
+            if not self._is_searching or self._notified.has_notification:
+                return None
+            capacity = self._free_capacity()
+        try:
+            items = select_direct_claims(items, self._hooks.partitions(), capacity)
+            if not items:
+                return None
+            claims = await self._take_notified(items)
+        except Exception as error:
+            text = "node %s could not claim items, and searches for them: %s"
+            _log.info(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
+            return False
+        self._run_found(claims)
+        with self._notifier.mutex:
+            if self._free_capacity() <= 0:
+                self._notified.is_waiting = False
+        return bool(claims)
 
     async def _take_notified(self, items: Sequence[QueueItem]) -> list[QueueClaim]:
         if not items:
@@ -321,16 +363,20 @@ class WorkerLoop(Startable):
 
     async def _take(self, partitions: Sequence[str], capacity: int) -> list[QueueClaim]:
         self._searched_at = self._clock.now()
-        claims = await coroutine_of(self._backlog.try_take)(
-            partitions,
-            limit=capacity,
-            accept=self._filter.should_claim,
-            extra=self._filter.build_claim_ops,
-            extra_dead=self._hooks.build_dead_letter_ops,
-            on_refused=self._filter.on_claim_refused,
-            on_dead=self._count_dead_letter,
-            shard=partial(choose_shard, self._hooks, self._arrivals),
-        )
+        self._is_searching = True
+        try:
+            claims = await coroutine_of(self._backlog.try_take)(
+                partitions,
+                limit=capacity,
+                accept=self._filter.should_claim,
+                extra=self._filter.build_claim_ops,
+                extra_dead=self._hooks.build_dead_letter_ops,
+                on_refused=self._filter.on_claim_refused,
+                on_dead=self._count_dead_letter,
+                shard=partial(choose_shard, self._hooks, self._arrivals),
+            )
+        finally:
+            self._is_searching = False
         self._search_took_s = self._clock.now() - self._searched_at
         return claims
 
@@ -381,7 +427,9 @@ class WorkerLoop(Startable):
             if not await self._notifier.wait_for_change(version, self._clock, left_s):
                 break
         with self._notifier.mutex:
-            self._notified.is_waiting = self._wants_capacity = False
+            self._wants_capacity = False
+            if self._notified.has_notification:  # otherwise it keeps its positions during the search
+                self._notified.is_waiting = False
 
     # Running
 
