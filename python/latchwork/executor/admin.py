@@ -418,7 +418,7 @@ def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple
     """
     submitter_id, number = parse_task_id(task_id)
     detached = submitter_id == DETACHED
-    task = next(_tasks_of(store, backlog, submitter_id, task_id), None)
+    task = next(_iter_task_copies(store, backlog, submitter_id, task_id), None)
     if task is not None:
         return TaskLocation.from_item(task, keys), TaskState("queued")
     final_state = store.get(keys.outcome_key(task_id) if detached else keys.result_key(submitter_id, number))
@@ -430,8 +430,8 @@ def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple
     return None, decode_final_state(final_state.value)
 
 
-def _tasks_of(store: Store, backlog: WorkQueue, submitter_id: str, task_id: str) -> Iterator[TaskItem]:
-    """Yield the stored copies of a task. They are found by the sort keys of its submitter."""
+def _iter_task_copies(store: Store, backlog: WorkQueue, submitter_id: str, task_id: str) -> Iterator[TaskItem]:
+    """Yield the copies of a task that are in the queue. Searches the sort keys of its submitter in all partitions."""
     for partition in backlog.partitions():
         prefix = backlog.key(partition, "x", "x").removesuffix("/x/x")
         for sort_key in store.children(prefix):

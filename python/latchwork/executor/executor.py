@@ -143,7 +143,7 @@ def iterate_results(
     """
     try:
         while futures:
-            yield _result_and_drop(futures.pop(), drop, None if until is None else max(0.0, until - now()))
+            yield _get_result_and_drop(futures.pop(), drop, None if until is None else max(0.0, until - now()))
             args = next(more, None)
             if args is not None:
                 futures.insert(0, submit(*args))
@@ -151,10 +151,12 @@ def iterate_results(
         drop(futures)
 
 
-def _result_and_drop(
+def _get_result_and_drop(
     future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]], object], timeout_s: float | None
 ) -> T:
-    """Return the result of a future without keeping a reference to it. Always passes the future to ``drop``.
+    """Wait for a future and return its result, without keeping a reference to the future.
+
+    The future is always passed to ``drop`` afterwards, which cancels it if it has not ended.
 
     Args:
         future: The future.

@@ -62,7 +62,7 @@ class FinishedMark(Struct, frozen=True, omit_defaults=True):
         return None if self.result_ttl_s is None else self.ended_ms + self.result_ttl_s * 1000.0
 
     def is_expired(self, now_ms: float) -> bool:
-        """Return whether the task has expired.
+        """Return whether the time for which the finished task is kept has passed.
 
         Args:
             now_ms: Current time in milliseconds since the epoch.
@@ -209,8 +209,10 @@ class FinishedTasks:
             after = page[-1].key
 
     async def _delete_marked_tasks(self, marks: Sequence[Entry]) -> int:
-        """Delete the tasks of these markers. A task that changes meanwhile is kept.
+        """Delete finished tasks together with their markers. A task that has changed since its marker was read is kept.
 
+        Args:
+            marks: Entries of the markers. There is a marker for each finished task.
         Returns:
             The number of deleted tasks.
         """

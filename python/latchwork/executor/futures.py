@@ -68,7 +68,7 @@ class TaskControl(Protocol):
         ...
 
     def state(self, ticket: TaskTicket) -> TaskState:
-        """Return the current state of a task, given the submitter's data about it."""
+        """Return the current state of a submitted task."""
         ...
 
 
@@ -107,7 +107,7 @@ class TaskTicket:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase of the task as far as this process knows it. None if the store must be read."""
+        """The last phase of the task that this process has learned. None if only the store knows the phase."""
         if self.future.cancelled():
             return "cancelled"
         if self.future.done():
@@ -128,7 +128,7 @@ class CallbackFuture(Future[T], Generic[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The data about the tasks that the future waits for."""
+        """The tickets (the submitter's data about a task) of the tasks that the future waits for. Default: none."""
         return []
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -174,7 +174,7 @@ class TaskFuture(CallbackFuture[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The data about the task, in a list."""
+        """A list with the ticket of the task: the submitter's data about it."""
         return [self._ticket]
 
     @property
@@ -309,7 +309,7 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The data about the tasks of all members."""
+        """The tickets of the tasks of all members: the submitter's data about each."""
         return [ticket for part in self.parts.values() for ticket in part.tickets]
 
     def cancel(self, *, interrupt: bool = False) -> bool:

@@ -97,7 +97,7 @@ class WorkerProfile:
             members: IDs of the current members; None if unknown. Matters only in partitions of other members.
         """
         if not self.can_run(item.function):  # no other member takes from our partition
-            return partition == self.partition and not _must_wait_for(item, self.member_id)
+            return partition == self.partition and not _is_pinned_to(item, self.member_id)
         if self._accept is not None and not call_user(self._accept, item.function):
             return False
         if partition in (ANY, self.partition):
@@ -165,13 +165,15 @@ class ExecutorHooks(WorkerHooks):
             self._orphans[partition] = None
 
     def remove_orphaned_partition(self, partition: str) -> None:
-        """Stop taking tasks from a partition, because it is empty."""
+        """Stop taking tasks from the partition of a member that has left. Called when the partition is empty."""
         with self._lock:
             self._orphans.pop(partition, None)
 
     @property
     def orphaned_partitions(self) -> list[str]:
-        """The partitions of departed members from which this worker takes tasks. A member that is back has none."""
+        """The partitions of members that have left, from which this worker also takes tasks. Excludes members that have
+        joined again.
+        """
         members = self._members() or ()
         with self._lock:
             return [each for each in self._orphans if partition_member(each) not in members]
@@ -184,9 +186,9 @@ class ExecutorHooks(WorkerHooks):
     # Selection
 
     def get_preferred_shard(self, partition: str) -> TakerShard:
-        """Return the part of a partition (shard) from which this worker takes tasks first.
+        """Return the shard of a partition that this worker searches first.
 
-        It is all of the worker's own partition, and an equal part of the shared partition for each member.
+        The worker's own partition is a single shard. The shared partition has one shard for each member.
         """
         if partition == self._node.partition:
             return TakerShard(0, 1)
@@ -220,16 +222,16 @@ class ExecutorHooks(WorkerHooks):
         try:
             found = parse_task(item.value)
         except BadRecord:
-            return self._build_damaged_ops(item)
-        return (), self._dead_outcome_ops(
+            return self._build_undecodable_ops(item)
+        return (), self._build_dead_outcome_ops(
             found, Outcome.from_exception(_died(found, item.attempts, item.why)), keep=item.id
         )
 
     def on_claim_refused(self, item: QueueItem) -> bool:
-        """Record that the submitter of a task is gone, so that its tasks are removed in the background.
+        """Handle a claim that was refused because the task's submitter is gone: schedule the removal of its tasks.
 
         Returns:
-            False, because no further search is needed.
+            Always False: the item will not become claimable.
         """
         try:
             submitter_id = parse_task(item.value).submitter_id
@@ -267,9 +269,9 @@ class ExecutorHooks(WorkerHooks):
             return {owner for _, owner in self._running.values()} - {DETACHED}
 
     def on_cancelled(self, item_id: str) -> str | None:
-        """Return the path of a canceled task if it is running here.
+        """Handle the cancellation of a task. Return the path of its queue item if the task is running here.
 
-        If it is not running here, return None, and prevent it from starting for ``MARKED_S`` seconds.
+        Otherwise return None, and prevent the task from starting here for ``MARKED_S`` seconds.
 
         Args:
             item_id: ID of its queue item.
@@ -324,7 +326,7 @@ class ExecutorHooks(WorkerHooks):
         return Run(call, item.id, timeout_s, claim.item.failures + 1)
 
     def _settle_unknown_function(self, item: TaskItem, claim: QueueClaim) -> Settlement:
-        """Return how to end the claim of a task whose function is not registered on this worker.
+        """Return how to settle the claim of a task whose function is not registered on this worker.
 
         The task fails if only this member may run it. Otherwise it is released to the other members.
 
@@ -342,8 +344,8 @@ class ExecutorHooks(WorkerHooks):
         return StoredCall(function, self._blobs.read(blob))
 
     def handle_outcome(self, claim: QueueClaim, outcome: Outcome) -> Settlement:
-        """Return how the claim of a finished run ends: with a retry, or with an outcome for the submitter of
-        the task.
+        """Return how to settle the claim of a finished run: release the task for a retry, or store its outcome for the
+        submitter.
         """
         item = parse_task(claim.value)
         self.on_run_ended(claim.item.path, claim.item.id)
@@ -378,10 +380,10 @@ class ExecutorHooks(WorkerHooks):
         return own if item.retry is None else item.retry.to_retry()
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
-        """Delete a large outcome of a claim in the background, unless a result refers to it.
+        """Schedule the deletion of the blob that the claim's run has written, unless a stored result refers to it.
 
         Returns:
-            False, because no further search is needed.
+            Always False: the end of a claim makes no other item claimable.
         """
         self._large.delete_unreferenced(claim)
         return False
@@ -391,28 +393,29 @@ class ExecutorHooks(WorkerHooks):
         on_committed: Callable[..., object] = bool
         if len(stored) > INLINE_BYTES:
             ref = self._large.write(claim, item.submitter_id, item.result_key(self._keys), stored)
-            stored, on_committed = ref.to_bytes(), partial(self._large.mark_referenced, claim)
-        ops = self._outcome_ops(item, outcome, stored, keep=claim.item.id)
+            stored, on_committed = ref.to_bytes(), partial(self._large.mark_blob_referenced, claim)
+        ops = self._build_outcome_ops(item, outcome, stored, keep=claim.item.id)
         return Done(tuple(self._submitter_checks(item)), tuple(ops), on_committed)
 
     def _submitter_checks(self, item: TaskItem) -> list[Check]:
         """Return the check that the submitter of a task is online. Empty for a detached task."""
         return [] if item.submitter_id == DETACHED else [Exists(self._keys.submitter_key(item.submitter_id))]
 
-    def _dead_outcome_ops(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
-        """Return the writes that store the outcome of a dead task and remove its other copies.
+    def _build_dead_outcome_ops(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
+        """Return the writes that store the outcome of a dead-lettered task and remove its other copies.
 
         Args:
             item: The task.
-            outcome: Its outcome, which is small.
+            outcome: Its outcome, a failure that is small enough to be stored without a blob.
             keep: Item ID of the copy that becomes a dead letter.
         """
-        return self._outcome_ops(item, outcome, outcome.to_bytes(), keep=keep)
+        return self._build_outcome_ops(item, outcome, outcome.to_bytes(), keep=keep)
 
-    def _build_damaged_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return the writes that fail a task whose queue item is damaged. The task's ID is part of the item's key.
+    def _build_undecodable_ops(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Return the writes that fail a task whose queue item cannot be decoded. The item's key contains the task's ID.
 
-        If another copy of the task is stored, return only the check that it still exists: that copy gives the result.
+        If another copy of the task is in the queue, there are no writes, only a check that the other copy still exists:
+        running it gives the task's result.
         """
         task_id, _, copy = item.id.rpartition(".")
         try:
@@ -440,7 +443,7 @@ class ExecutorHooks(WorkerHooks):
                     return f"{prefix}/{name}"
         return None
 
-    def _outcome_ops(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
+    def _build_outcome_ops(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
         if item.is_detached:
             ops += create_finished_ops(self._keys, TaskLocation.from_item(item, self._keys), outcome)
@@ -449,8 +452,8 @@ class ExecutorHooks(WorkerHooks):
         return [*ops, *delete_copies_ops(self._backlog, item, keep)]
 
 
-def _must_wait_for(item: TaskItem, member_id: str) -> bool:
-    """Return whether a task may run only on this member, and waits until the member can run it."""
+def _is_pinned_to(item: TaskItem, member_id: str) -> bool:
+    """Return whether a task may run only on this member, even if it has to wait for the member to be able to run it."""
     target = item.target
     return isinstance(target, Member) and target.id == member_id and target.otherwise == "wait"
 
@@ -512,12 +515,12 @@ class LargeOutcomes:
                 self._written[claim] = found
         return found.ref
 
-    def mark_referenced(self, claim: QueueClaim, done: Committed | None) -> None:
-        """Record that a stored result refers to the outcome of a claim.
+    def mark_blob_referenced(self, claim: QueueClaim, done: Committed | None) -> None:
+        """Record that a stored result refers to the blob of a large outcome, so that the blob is kept.
 
         Args:
-            claim: The claim.
-            done: Result of the commit; None if it is not known. ``delete_unreferenced`` finds out then.
+            claim: The claim of the task.
+            done: Result of the commit; None if its answer was lost. Then ``delete_unreferenced`` reads the result.
         """
         if done is None:
             return
@@ -535,8 +538,8 @@ class LargeOutcomes:
             self._store.cleanup.add(partial(self._delete_if_unreferenced, found, claim.fence, backoff))
 
     async def _delete_if_unreferenced(self, written: _Written, fence: Fence, backoff: Backoff) -> float | None:
-        """Try once to delete an outcome to which no result refers or ever will. Runs in the cleanup thread of the
-        store.
+        """Try once to delete the blob of a large outcome, if no stored result refers to it or ever will. Runs in the
+        cleanup thread of the store.
 
         Args:
             written: The outcome.
@@ -557,9 +560,9 @@ class LargeOutcomes:
         return backoff.next_s() if is_referenced is None else None
 
     async def _is_referenced(self, written: _Written, fence: Fence) -> bool | None:
-        """Return whether a result refers to the outcome.
+        """Return whether a stored result refers to the blob of a large outcome.
 
-        None while the claim is held, because a result may still be written.
+        None while the claim is held, because such a result may still be written.
         """
         try:
             await ask(self._store.commit, [fence], [])

@@ -82,11 +82,11 @@ class Keys:
 
     def record_key(self, task_id: str) -> str:
         """Return the key of a detached task's record."""
-        return f"{self.detached}/{_spread(task_id)}/{task_id}"
+        return f"{self.detached}/{_get_bucket(task_id)}/{task_id}"
 
     def outcome_key(self, task_id: str) -> str:
         """Return the key of a detached task's outcome."""
-        return f"{self.outcomes}/{_spread(task_id)}/{task_id}"
+        return f"{self.outcomes}/{_get_bucket(task_id)}/{task_id}"
 
     def cancel_prefix(self, member: str) -> str:
         """Return the prefix of the keys that ask a member to stop tasks."""
@@ -101,8 +101,8 @@ class Keys:
         """
         return f"{self.cancels}/{member}/{item_id}"
 
-    def load_key(self, member: str) -> str:
-        """Return the key of the load that a member reports."""
+    def member_load_key(self, member: str) -> str:
+        """Return the key under which a member reports its load."""
         return f"{self.load}/{member}"
 
     def functions_key(self, member: str) -> str:
@@ -247,8 +247,8 @@ def check_task_id(given: str) -> str:
     return _check_segment(given, "task id", MOST_ID)
 
 
-def _spread(task_id: str) -> str:
-    """Return one of 256 folder names for a task, so that no folder becomes too long to list."""
+def _get_bucket(task_id: str) -> str:
+    """Return one of 256 key segments for a task ID. They limit the number of children of each key."""
     return f"{zlib.crc32(task_id.encode()) & 0xFF:02x}"
 
 

@@ -56,7 +56,7 @@ class Load(Struct, frozen=True):
 
     @property
     def rate(self) -> float:
-        """The number of tasks per slot."""
+        """Running and queued tasks per slot."""
         return (self.running + self.queued) / max(1, self.slots)
 
 
@@ -82,7 +82,7 @@ class Pull:
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return None, because any member may take the task."""
+        """Return None: the task goes to the shared partition, from which any member takes it."""
         return None
 
 

@@ -125,10 +125,10 @@ class TaskPlacer:
             return self._group
 
     async def _read_view(self, target: Target | None) -> View:
-        """Return the latest view of the group, without members known to be gone.
+        """Return the latest view of the group, without members that this process knows to have left.
 
         Args:
-            target: Target of the task. If no member of the view fits it, the stored members are read again.
+            target: Target of the task. If no member of the view may run the task, the members are read from the store.
         """
         group = self._start_group()
         view = group.view
@@ -148,11 +148,11 @@ class TaskPlacer:
             return bool(await coroutine_of(group.members)())
 
     async def _members(self, group: Group, *, must_be_new: bool) -> tuple[GroupMember, ...]:
-        """Return the stored members.
+        """Return the stored members of the group, from a cache of ``_SAME_S`` seconds.
 
         Args:
             group: The group of workers.
-            must_be_new: Whether to read them again. Otherwise they may be up to ``_SAME_S`` seconds old.
+            must_be_new: Whether to read the members from the store even if the cache has them.
         """
         now = self._store.clock.now()
         if must_be_new or now >= self._members_read_at + _SAME_S:
@@ -166,7 +166,7 @@ class TaskPlacer:
                 self._loads = await self._store.ready(self._store.mirror(self._keys.load, wait=False))
         found: dict[str, Load] = {}
         for member in view.ids:
-            entry = None if self._loads is None else self._loads.get(self._keys.load_key(member))
+            entry = None if self._loads is None else self._loads.get(self._keys.member_load_key(member))
             load = Load() if entry is None else decode_load(entry.value)
             with self._lock:
                 seen, count = self._placed.get(member, (load.number, 0))

@@ -87,14 +87,14 @@ class DetachedTasks:
     async def _put_until_known(
         self, ready: TaskItem, picker: Picker, copies: int, digest: str, forget: Callable[[], None]
     ) -> TaskRef:
-        """Store a task, and retry until it is known whether the task was stored.
+        """Store a task. Retries until this process knows whether the task was stored.
 
         Args:
             ready: The task.
             picker: Picks the preferred member.
             copies: Number of copies.
             digest: Digest of the call, which identifies a repeated submission.
-            forget: Called to delete the blob of the task, if no record can refer to it.
+            forget: Deletes the blob of the task. Called if no stored record can refer to the blob.
         """
         nonce, clock, backoff, is_doubtful = uuid.uuid4().hex, self.store.clock, Backoff(), False
         until = clock.now() + _PATIENCE_S

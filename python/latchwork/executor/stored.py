@@ -332,11 +332,11 @@ class StoredTasks:
             for item, holder in zip(items, holders, strict=True)
             if holder is not None and holder.label
         ]
-        ops = [*(op for _, each in parts for op in each), *self._blob_of(items[0]), *marks]
+        ops = [*(op for _, each in parts for op in each), *self._build_blob_deletion(items[0]), *marks]
         return [check for checks, _ in parts for check in checks], ops
 
-    def _blob_of(self, item: QueueItem) -> list[Op]:
-        """Return the writes that delete the blob of a task. Empty if it has none."""
+    def _build_blob_deletion(self, item: QueueItem) -> list[Op]:
+        """Return the operations that delete the blob of a task. Empty if it has no blob."""
         try:
             blob = parse_task(item.value).blob
         except BadRecord:

@@ -372,8 +372,9 @@ class Submitter:
     async def _resolve_in_doubt(
         self, submitter_session: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]]
     ) -> None:
-        """Find out which tasks of a batch are stored after its answer was lost. First ensures that it can no longer
-        commit.
+        """Find out which tasks of a batch were stored, after the answer of its transaction was lost.
+
+        First changes a key that the transaction checks, so that it can no longer commit.
 
         Args:
             submitter_session: The session of the submitter that sent it.

@@ -267,7 +267,7 @@ class ResultSink(Protocol):
         """Record that a task has ended, and complete its future.
 
         Args:
-            ticket: The task.
+            ticket: The submitter's data about the task.
             end_future: Completes the future.
         """
         ...
@@ -424,7 +424,7 @@ class ResultCollector:
 
 
 def _has_results(changes: Sequence[Change]) -> bool:
-    """Return whether any key was written. Deletions, which are those of this process, do not count."""
+    """Return whether any change is a write. Only this process deletes results, so deletions are ignored."""
     return any(change.entry is not None for change in changes)
 
 

@@ -86,7 +86,7 @@ class ExecutorSweeper:
         found_ids.update(await ask(self._store.children, self._keys.data))
         sort_keys = await self._list_sort_keys()
         found_ids |= {submitter_id for _, _, submitter_id in sort_keys}
-        gone = await self._find_departed(found_ids)
+        gone = await self._filter_departed(found_ids)
         for submitter_id in sorted(gone):
             await ask(self._store.delete_tree, self._keys.results_prefix(submitter_id))
             await ask(self._store.delete_tree, f"{self._keys.data}/{submitter_id}")
@@ -95,25 +95,27 @@ class ExecutorSweeper:
         marked = set(await ask(self._store.children, self._keys.cancels)) - present
         for member in sorted(marked):
             await ask(self._store.delete_tree, self._keys.cancel_prefix(member))
-        unknown = await self._end_unknown()
+        unknown = await self._fail_unknown_functions()
         expired = await self._finished.delete_expired(self._wall_clock.now())
         swept = SweepResult(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown), expired)
         if swept != SweepResult():
             _log.info("executor %s: removed %s", self._keys.name, swept)
         return swept
 
-    async def remove_tasks_of(self, submitter_ids: Iterable[str]) -> int:
-        """Remove the tasks of submitters, if these are gone. Return the number of removed sort keys (groups of
-        tasks).
+    async def remove_tasks_of_departed(self, submitter_ids: Iterable[str]) -> int:
+        """Remove the queued tasks of those submitters that are no longer running.
+
+        Returns:
+            The number of removed sort keys. Tasks with the same sort key are removed together.
         """
-        gone = await self._find_departed(set(submitter_ids))
+        gone = await self._filter_departed(set(submitter_ids))
         return await self._remove_tasks(await self._list_sort_keys(), gone) if gone else 0
 
-    async def _find_departed(self, seen: set[str]) -> set[str]:
-        """Return the submitters that are gone, out of the given ones.
+    async def _filter_departed(self, seen: set[str]) -> set[str]:
+        """Return those of the given submitters that are no longer running.
 
         Args:
-            seen: IDs of submitters whose leftovers were read before. So none of them is new.
+            seen: IDs of submitters. They were read before this call, so each of them has started already.
         """
         seen = seen - {DETACHED}
         return seen - set(await ask(self._store.children, self._keys.submitters)) if seen else set()
@@ -148,7 +150,7 @@ class ExecutorSweeper:
         return len(dropped)
 
     async def _tidy_partitions(self, members: Collection[str]) -> None:
-        """Remove the empty partitions of departed members, and the keys with which departed workers waited
+        """Remove the empty partitions of members that have left, and the keys that their workers left while they waited
         for tasks.
         """
         for partition in await ask(
@@ -164,7 +166,7 @@ class ExecutorSweeper:
         """Return the key prefix of a partition of the work queue."""
         return self._backlog.key(partition, "x", "x").removesuffix("/items/x/x")
 
-    async def _end_unknown(self) -> list[str]:
+    async def _fail_unknown_functions(self) -> list[str]:
         """Fail tasks that have waited too long in the shared partition, because no member has their function.
 
         Returns:

@@ -284,8 +284,8 @@ class ExecutorWorkerSession:
                 await self._report_load()
                 await self._stop_orphans()
                 await self._remove_tasks_of_departed()
-                await self._check_orphans()
-                await self._help_busiest()
+                await self._drop_empty_orphans()
+                await self._steal_from_busiest()
                 await self._sweep()
             except Closed:
                 return
@@ -317,7 +317,7 @@ class ExecutorWorkerSession:
             return
         self._number += 1
         load = Load(running, queued, self._options.slots, self._number)
-        key = self._keys.load_key(self._node.member_id)
+        key = self._keys.member_load_key(self._node.member_id)
         await ask(self._store.put, key, encode(load), session=self.session)
         self._reported_load = (running, queued)
 
@@ -338,23 +338,21 @@ class ExecutorWorkerSession:
         if not submitter_ids:
             return
         try:
-            await self._sweeper.remove_tasks_of(submitter_ids)
+            await self._sweeper.remove_tasks_of_departed(submitter_ids)
         except LatchworkError:
             self.hooks.add_departed(submitter_ids)
             raise
 
-    async def _check_orphans(self) -> None:
-        """Find the empty partitions of departed members, stop taking tasks from them, and remove them from
-        the store.
-        """
+    async def _drop_empty_orphans(self) -> None:
+        """Stop taking tasks from partitions of members that have left, and remove these, once they are empty."""
         for partition in self.hooks.orphaned_partitions:
             if await coroutine_of(self._admin_queue.items)(partition, 1):
                 self.worker_loop.request_search()
             elif await coroutine_of(self._admin_queue.tidy)(partition):
                 self.hooks.remove_orphaned_partition(partition)
 
-    async def _help_busiest(self) -> None:
-        """If this worker has been idle for a while, take tasks from the busiest member."""
+    async def _steal_from_busiest(self) -> None:
+        """Steal tasks: if this worker has been idle for a while, also take tasks from the member with the most."""
         clock, after_s = self._store.clock, self._help_after_s
         if self.worker_loop.running() or self.slots.free_slots == 0:
             self._idle_since = clock.now()

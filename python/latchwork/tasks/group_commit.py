@@ -342,14 +342,16 @@ class _Batch:
         return self.written.keys() & unit.written.keys()
 
     def add(self, unit: CommitUnit) -> None:
-        self.block_keys_of(unit)
+        self.mark_left_out(unit)
         self.units.append(unit)
         self.sessions |= unit.sessions
         self.weight += unit.weight
         self.size += unit.size
 
-    def block_keys_of(self, unit: CommitUnit) -> None:
-        """Record the keys of a unit that is left out. Later units that conflict with it must then be left out too."""
+    def mark_left_out(self, unit: CommitUnit) -> None:
+        """Record the keys of a unit that is not part of this batch, so that later units that conflict with it are also
+        left out.
+        """
         differing = [key for key in self._both_write(unit) if self.written[key] != unit.written[key]]
         self.written.update(unit.written)
         self.written.update(dict.fromkeys(differing))
@@ -376,7 +378,7 @@ def select_next_batch(waiting: Sequence[CommitUnit]) -> list[CommitUnit]:
         ):
             batch.add(unit)
         else:
-            behind.block_keys_of(unit)
+            behind.mark_left_out(unit)
         if len(batch.written) >= MOST_OPS or len(batch.units) >= MOST_OPS:
             break
     return batch.units

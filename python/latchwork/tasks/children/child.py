@@ -37,7 +37,7 @@ from latchwork.tasks.children.supervisor_handle import (
     Stream,
     Streams,
     SupervisorHandle,
-    build_order,
+    build_command_message,
     format_deadline,
     is_readable,
 )
@@ -132,7 +132,7 @@ class Child:
         self._what = f"command {os.fsdecode(given[0])!r}" if given else "a command"
         self._mark = os.urandom(16).hex()
         marked = {**(os.environ if env is None else env), MARK: self._mark}
-        order = build_order(given, marked, folder, until, grace_s, user, keep)
+        message = build_command_message(given, marked, folder, until, grace_s, user, keep)
         self._fork_guard = ForkGuard(self._what, made="started")
         self._mutex = mutex()
         self._end: ChildEnd | None = None
@@ -140,13 +140,13 @@ class Child:
         self._is_closed = False
         self._lock_file: LockFile | None = None
         self._supervisor = SupervisorHandle()
-        self._start(order, Streams(stdin, stdout, stderr), keep, label)
+        self._start(message, Streams(stdin, stdout, stderr), keep, label)
 
-    def _start(self, order: list[bytes], streams: Streams, keep: Sequence[int], label: str) -> None:
+    def _start(self, message: list[bytes], streams: Streams, keep: Sequence[int], label: str) -> None:
         try:
             kill_orphans()
             self._lock_file = LockFile(self._mark)
-            self._supervisor.start(order, streams.child_fds, keep, label, self._lock_file)
+            self._supervisor.start(message, streams.child_fds, keep, label, self._lock_file)
             streams.close_child_fds()
             self.stdin, self.stdout, self.stderr = streams.parent_files
             self.pid = self._read_start_report()
@@ -232,7 +232,7 @@ class Child:
         with self._mutex:
             if not self._is_closed and self._end is None:
                 with suppress(BrokenPipeError, BlockingIOError):  # it has ended; or its supervisor is frozen
-                    os.write(self._supervisor.orders, line.encode() + b"\n")
+                    os.write(self._supervisor.commands, line.encode() + b"\n")
 
     def _wait(self, timeout_s: float | None) -> ChildEnd | None:
         self._fork_guard.check()
@@ -260,7 +260,7 @@ class Child:
                 return
             words = self._received.split(b"\n")[-2].split() if b"\n" in self._received else []
             if words[:1] == [b"ended"]:
-                self._end = _parse_end(words[1:])
+                self._end = _parse_exit_report(words[1:])
             elif not part:
                 self._end = self._end_without_supervisor()
 
@@ -303,8 +303,8 @@ class Child:
             self._lock_file.remove()
 
 
-def _parse_end(words: list[bytes]) -> ChildEnd:
-    """Parse the supervisor's report about the end of its command."""
+def _parse_exit_report(words: list[bytes]) -> ChildEnd:
+    """Parse the supervisor's report about how its command has ended: exit code or signal, and resources used."""
     why, status, user_s, system_s, rss, left = (each.decode() for each in words)
     code = os.waitstatus_to_exitcode(int(status))
     return ChildEnd(

@@ -66,8 +66,8 @@ class LockFile:
         self.path = path
 
     @property
-    def order(self) -> bytes:
-        """The descriptor and the path of the file, in the form that the supervisor reads."""
+    def message_field(self) -> bytes:
+        """The descriptor and the path of the file, encoded for the supervisor. Empty without a file."""
         return b"" if self.path is None else str(self.fd).encode() + b" " + os.fsencode(self.path)
 
     def close(self) -> None:

@@ -187,11 +187,11 @@ class Supervisor:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_fd, 64)
         if 0 in ready:
-            self.read_orders()
+            self.read_commands()
         if parent_fd is not None and parent_fd in ready:
             self.kill("parent")
 
-    def read_orders(self) -> None:
+    def read_commands(self) -> None:
         """Read and execute the lines that the parent has sent. The end of the pipe means that the parent is gone."""
         data = os.read(0, 65536)
         if not data:
@@ -200,9 +200,9 @@ class Supervisor:
         self.buffer += data
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
-            self.execute_order(*line.split())
+            self.execute_command(*line.split())
 
-    def execute_order(self, verb: bytes = b"", value: bytes = b"") -> None:
+    def execute_command(self, verb: bytes = b"", value: bytes = b"") -> None:
         """Execute one line that the parent has sent, such as ``until 17.5`` or ``kill``.
 
         Args:

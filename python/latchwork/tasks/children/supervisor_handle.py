@@ -19,14 +19,14 @@ SUPERVISOR_PROGRAM = Path(__file__).with_name("supervisor.py")
 #: The variables of this process that a supervisor gets: variables for the interpreter, and the mark of the command
 #: that this process belongs to. Commands can read the environment of their supervisor, so it gets no others.
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", MARK)
-#: Number of digits of the length that precedes an order.
+#: Number of digits of the length that precedes a message.
 _DIGITS = 10
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 #: A file's path, a descriptor, PIPE, DEVNULL; None is the parent's own.
 Stream = int | str | Path | None
 
 
-def build_order(  # noqa: PLR0917 - the parts of one record, in its order
+def build_command_message(  # noqa: PLR0917 - the parts of one record, in its order
     argv: Sequence[bytes],
     env: Mapping[str, str] | None,
     folder: str | Path | None,
@@ -95,17 +95,17 @@ def format_deadline(until: float) -> str:
 class SupervisorHandle:
     """A handle to the supervisor process of one command, before and after its start.
 
-    The supervisor and its command end when ``orders`` is closed.
+    The supervisor and its command end when ``commands`` is closed.
 
     Attributes:
         process: The process; None before the start.
-        orders: Descriptor to write commands for the supervisor to; -1 if closed.
+        commands: Descriptor to write commands for the supervisor to; -1 if closed.
         reports: Descriptor to read its reports from; -1 if closed.
     """
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        self.orders = self.reports = -1
+        self.commands = self.reports = -1
 
     @property
     def pid(self) -> int:
@@ -118,22 +118,22 @@ class SupervisorHandle:
             self.process.kill()
 
     def start(
-        self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str, lock_file: LockFile
+        self, message: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str, lock_file: LockFile
     ) -> None:
         """Start the supervisor process, and send it the description of its command.
 
         Args:
-            order: The description, from ``build_order``.
+            message: The description, from ``build_command_message``.
             streams: Descriptors of the standard streams of the command.
             keep: Other descriptors that the command inherits.
             label: Name of the supervisor in process lists.
             lock_file: Lock file that the supervisor holds while it is running.
         """
-        order[5] = " ".join(map(str, streams)).encode()
-        order[6] = lock_file.order
+        message[5] = " ".join(map(str, streams)).encode()
+        message[6] = lock_file.message_field
         passed = [*streams, *keep, *([lock_file.fd] if lock_file.path is not None else [])]
-        body = b"\0".join(order)
-        theirs_in, self.orders = os.pipe()
+        body = b"\0".join(message)
+        theirs_in, self.commands = os.pipe()
         self.reports, theirs_out = os.pipe()
         try:
             self.process = subprocess.Popen(  # noqa: S603 - runs the command of the caller
@@ -145,8 +145,8 @@ class SupervisorHandle:
                 start_new_session=True,
                 cwd="/",
             )
-            _write_all(self.orders, f"{len(body):0{_DIGITS}d}".encode() + body)
-            os.set_blocking(self.orders, False)
+            _write_all(self.commands, f"{len(body):0{_DIGITS}d}".encode() + body)
+            os.set_blocking(self.commands, False)
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
@@ -154,9 +154,9 @@ class SupervisorHandle:
 
     def close_pipes(self) -> None:
         """Close the pipes to the supervisor. Idempotent. Call it from one thread at a time."""
-        orders, self.orders = self.orders, -1  # first: a descriptor closed twice may be reused by then
-        if orders >= 0:
-            os.close(orders)
+        commands, self.commands = self.commands, -1  # first: a descriptor closed twice may be reused by then
+        if commands >= 0:
+            os.close(commands)
         reports, self.reports = self.reports, -1
         if reports >= 0:
             os.close(reports)

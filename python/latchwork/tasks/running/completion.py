@@ -88,7 +88,7 @@ class ClaimedTask:
             self.context.stop()
 
     def skip_pause(self) -> None:
-        """Release the item without a pause, or end the current pause before its release."""
+        """Release the item without a delay, or end the current delay before its release."""
         self.is_hurried = True
         self.hurry()
 
@@ -128,7 +128,7 @@ class ClaimFinisher:
         self._hurries = False
 
     def skip_pauses(self) -> None:
-        """End all current pauses, and skip future ones, because the node closes."""
+        """Release all items that wait for a delayed release, and release items without a delay from now on."""
         self._hurries = True
         self._pauses.run_all_now()
 
@@ -236,12 +236,12 @@ class ClaimFinisher:
     def _on_group_commit_done(
         self, task: ClaimedTask, done: Done, part: ClaimEnding, future: Future[Committed | None]
     ) -> None:
-        """Handle the result of the group commit that was to acknowledge an item. Called in the thread of the group
+        """Handle the result of the group commit that should have deleted an item. Called in the thread of the group
         commit, so it must be quick.
 
         Args:
             task: The task of the claim.
-            done: The checks and writes of the system.
+            done: The settlement, with the checks and writes of the hooks.
             part: The checks and writes that end the claim.
             future: Future of the commit.
         """
@@ -309,12 +309,11 @@ class ClaimFinisher:
 
 
 def _choose_fallback(claim: QueueClaim, settlement: Release | DeadLetter) -> Release | DeadLetter:
-    """Return what to do with an item after its release or dead letter was refused because of additional checks or
-    writes.
+    """Return the settlement to try next, after the additional checks or writes of the hooks have made one fail.
 
     Args:
         claim: The claim.
-        settlement: What was refused.
+        settlement: The settlement that has failed.
     """
     if isinstance(settlement, Release) and settlement.count and claim.is_last:
         return DeadLetter(settlement.why, has_hook_ops=False)

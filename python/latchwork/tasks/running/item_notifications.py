@@ -148,7 +148,7 @@ class ItemNotifications:
         return compute_search_delay_s(self._ahead.values(), max_s) if self._ahead else max_s
 
     def record_search(self, found: int, *, is_waiting: bool) -> None:
-        """Record that the node has searched the queue, or has tried to claim notified items.
+        """Record the result of a search of the queue, or of an attempt to claim items by notification.
 
         Args:
             found: Number of claimed items.
@@ -240,11 +240,11 @@ class ItemNotifications:
             return self._runs()
 
     def _record_notification(self, partition: str, notified: list[QueueItem]) -> int:
-        """Record items of which the node was notified.
+        """Record items of which the node was notified, or request a search of the queue.
 
         Args:
             partition: The partition.
-            notified: The items; empty if the queue must be searched.
+            notified: The items. Empty if it is not known which items there are, so that the queue must be searched.
         Returns:
             The number of times that the node has searched the queue so far.
         """

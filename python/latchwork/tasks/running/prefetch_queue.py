@@ -41,7 +41,7 @@ class PrefetchQueue:
         slots: Run the calls.
         clock: The node's clock.
         on_run_ended: Called with each claim whose run has ended, in the thread of its slot. Must call
-            ``start_pending_claims`` at its end.
+            ``start_waiting_tasks`` at its end.
         release_unstarted: Called with each claim that is not run here, and the reason.
         check_at: Called with the time at which ``release_old_claims`` is due.
     """
@@ -86,12 +86,12 @@ class PrefetchQueue:
         task.queued_at = self._clock.now()
         with self._lock:
             self._queued.append(task)
-        self.start_pending_claims()
+        self.start_waiting_tasks()
         if self._queued:
             self._check_at(task.queued_at + MAX_WAIT_S)
 
-    def start_pending_claims(self) -> None:
-        """Begin the runs of waiting claims, in order, while slots are free."""
+    def start_waiting_tasks(self) -> None:
+        """Run claimed tasks that wait for a slot, in order, while slots are free."""
         while True:
             with self._lock:
                 if not self._queued or self._slots.free_slots - self._launching <= 0:
@@ -120,7 +120,7 @@ class PrefetchQueue:
             self._release_unstarted(task, reason)
 
     def _try_start(self, task: ClaimedTask) -> bool:
-        """Begin the run of a claim if a slot is free. Return False if none is free; the claim then keeps waiting."""
+        """Run a claimed task in a free slot. Return False if there is none; the task then stays in the queue."""
         run, context = task.run, task.context
         if run is None or context is None:
             return True
@@ -164,7 +164,7 @@ class ArrivalRate:
         self._vain = 0
 
     def record(self, found: int | None) -> None:
-        """Record the number of items that a search found.
+        """Record how many items a search of the queue has found.
 
         Args:
             found: The number; None if there was no search.
@@ -182,9 +182,9 @@ class ArrivalRate:
 
 
 def choose_shard(hooks: WorkerHooks, arrivals: ArrivalRate, partition: str) -> TakerShard:
-    """Choose the part of a partition (shard) from which a node takes items first.
+    """Choose the shard of a partition that a node searches first.
 
-    While more items are expected soon, the node takes no items of other shards.
+    While more items are expected soon, the node leaves the items of other shards to their nodes.
 
     Args:
         hooks: The hooks of the system, which choose the shard.

@@ -356,7 +356,7 @@ class Slots:
                     self._watches_at = math.inf
 
     def _check_run(self, run: _SlotRun, now: float) -> float | None:
-        """Stop a call, or report an outcome for it, if one of these is due.
+        """Stop a call whose deadline has passed. Report an outcome for a stopped call that does not end.
 
         Args:
             run: The call.

@@ -264,7 +264,7 @@ def build_release_if_unfinished(outcome: Outcome, stop_reason: str) -> Release |
     return Release(why=stop_reason, count=False) if stop_reason else None
 
 
-def reject_deferred(outcome: Outcome, *, is_allowed: bool) -> Outcome:
+def fail_if_deferred(outcome: Outcome, *, is_allowed: bool) -> Outcome:
     """Return the outcome. If it is a deferred result and the system does not allow such results, return a failure
     instead. Pure.
 
@@ -298,7 +298,7 @@ class ClaimFilter:
         self.should_search_soon = False
 
     def begin_search(self) -> None:
-        """Reset what was recorded during the last search of the queue."""
+        """Prepare for a new search of the queue: forget what the last search has recorded."""
         self._wanted = ""
         self.should_search_soon = False
 

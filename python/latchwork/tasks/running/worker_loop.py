@@ -44,7 +44,7 @@ from latchwork.tasks.running.worker_hooks import (
     build_release_if_unfinished,
     call_on_claim_lost,
     call_prepare_claims,
-    reject_deferred,
+    fail_if_deferred,
 )
 
 if TYPE_CHECKING:
@@ -502,7 +502,7 @@ class WorkerLoop(Startable):
             task: The task.
             outcome: Outcome of its run.
         """
-        outcome = task.outcome = reject_deferred(outcome, is_allowed=self._hooks.allows_deferred)
+        outcome = task.outcome = fail_if_deferred(outcome, is_allowed=self._hooks.allows_deferred)
         ours = build_release_if_unfinished(outcome, task.stop_reason or outcome.stop_reason)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
             self._filter.skip_for_now(task.claim.item)
@@ -511,7 +511,7 @@ class WorkerLoop(Startable):
             self._finisher.settle(task, ours)
         else:
             self._finisher.finish(task)
-        self._prefetched.start_pending_claims()
+        self._prefetched.start_waiting_tasks()
         with self._notifier.mutex:
             if self._wants_capacity and self._free_capacity() > 0:
                 self._notifier.notify_all()
