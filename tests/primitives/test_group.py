@@ -8,7 +8,9 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
+from latchwork._base.event import Signal
 from latchwork.errors import (
     Closed,
     Conflict,
@@ -23,10 +25,10 @@ from latchwork.errors import (
 )
 from latchwork.primitives import Group, list_groups
 from latchwork.primitives.group import view_log as logs
-from latchwork.primitives.group.follower import Replica, SharedViews
+from latchwork.primitives.group.follower import Replica, SharedViews, ViewFollower
 from latchwork.primitives.group.view_log import ViewLog, ViewState
 from latchwork.primitives.group.views import ViewChange
-from latchwork.store.steps import run
+from latchwork.store.steps import Pause, run
 from latchwork.types import Exists, Put
 
 TTL_S = 1.0
@@ -223,14 +225,14 @@ def test_a_burst_of_members_needs_fewer_views_than_members_or_as_many(group):
 def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect):
     store, other = connect(), connect()
     mine, theirs = ViewLog(store, "web", "web"), ViewLog(other, "web", "web")
-    other.put("web/members/a", b"{}")
-    other.put("web/members/b", b"{}")
-    assert run(theirs.append(None, ViewState(), ["a"])) is not None
+    a = other.put("web/members/a", b"{}")
+    b = other.put("web/members/b", b"{}")
+    assert run(theirs.append(None, ViewState(), {"a": a})) is not None
     with pytest.raises(Conflict):
-        run(mine.append(None, ViewState(), ["b"]))
+        run(mine.append(None, ViewState(), {"b": b}))
     entry, state = run(mine.load(other.get("web/views")))
     assert state.to_view().ids == ["a"]
-    run(mine.append(entry, state, ["b"]))
+    run(mine.append(entry, state, {"b": b}))
     assert run(theirs.load(other.get("web/views")))[1].to_view().ids == ["a", "b"]
 
 
@@ -238,11 +240,52 @@ def test_a_view_is_never_older_than_the_one_before_it(connect):
     store, other = connect(), connect()
     view_log = ViewLog(store, "web", "web")
     gone = other.put("web/members/a", b"{}")
-    written = run(view_log.append(None, ViewState(), ["a"]))
+    written = run(view_log.append(None, ViewState(), {"a": gone}))
     other.delete("web/members/a", version=gone.version)
     state = ViewState()
     state.apply_step(written[2])
-    assert run(view_log.append(written[0], state, ["a"]))[2].gone == ["a"]  # whatever the writer had heard of it
+    seen = replace(gone, version="older", token=gone.token - 1)  # as a watch that is behind has reported it
+    assert run(view_log.append(written[0], state, {"a": seen}))[2].gone == ["a"]
+
+
+def test_a_view_does_not_bring_back_a_member_that_the_one_before_it_removed(connect):
+    store, other = connect(), connect()
+    view_log = ViewLog(store, "web", "web")
+    gone, stays = other.put("web/members/a", b"{}"), other.put("web/members/b", b"{}")
+    at, _head, step = run(view_log.append(None, state := ViewState(), {"a": gone, "b": stays}))
+    state.apply_step(step)
+    other.delete("web/members/a", version=gone.version)
+    at, _head, step = run(view_log.append(at, state, {"a": None}))
+    state.apply_step(step)
+    assert run(view_log.append(at, state, {"a": gone})) is None  # as a watch that is behind has reported it
+
+
+def test_a_member_that_was_written_after_the_last_view_is_not_read_again(connect, monkeypatch):
+    store = connect()
+    view_log, state = ViewLog(store, "web", "web"), ViewState()
+    at, _head, step = run(view_log.append(None, state, {"a": store.put("web/members/a", b"{}")}))
+    state.apply_step(step)
+    monkeypatch.setattr(store, "get_many", None)
+    assert list(run(view_log.append(at, state, {"b": store.put("web/members/b", b"{}")}))[2].written) == ["b"]
+
+
+def test_a_writer_that_does_not_know_the_newest_view_yet_writes_none(group, connect, monkeypatch):
+    with Group(connect(), "web", member_id="a") as earlier:
+        earlier.wait(10.0)
+    apply_head, append, known = ViewFollower._apply_head, ViewLog.append, []
+
+    async def apply_late(follower, batch):
+        await Pause(follower._store.clock, Signal(), 0.3)
+        await apply_head(follower, batch)
+
+    async def append_and_record(view_log, at, state, members):
+        known.append(at)
+        return await append(view_log, at, state, members)
+
+    monkeypatch.setattr(ViewFollower, "_apply_head", apply_late)
+    monkeypatch.setattr(ViewLog, "append", append_and_record)
+    assert group("b").wait(10.0).ids == ["b"]
+    assert None not in known
 
 
 def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect, monkeypatch):
@@ -253,8 +296,10 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
     replica.add_listener(told.extend)
     at, state = None, ViewState()
     for number in range(1, 40):
-        store.put("web/members/a", b'{"weight": %d}' % number)
-        at, _head, step = run(view_log.append(at, state, ["a"]))
+        member = store.put("web/members/a", b'{"weight": %d}' % number)
+        before = at
+        at, head, step = run(view_log.append(before, state, {"a": member}))
+        run(view_log.remove_old(before, head))
         state.apply_step(step)
         if number == 30:
             run(replica.advance_to(at))
@@ -274,8 +319,10 @@ def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, mo
     replica.add_listener(told.extend)
     at, state = None, ViewState()
     for number in range(1, 60):
-        store.put("web/members/a", b'{"weight": %d}' % number)
-        at, _head, step = run(view_log.append(at, state, ["a"]))
+        member = store.put("web/members/a", b'{"weight": %d}' % number)
+        before = at
+        at, head, step = run(view_log.append(before, state, {"a": member}))
+        run(view_log.remove_old(before, head))
         state.apply_step(step)
         if number == 1:
             run(replica.advance_to(at))

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
 from typing import Literal
@@ -33,10 +34,10 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import add_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, ask, coroutine_of
+from latchwork.store.steps import Pause, PendingCall, ask, coroutine_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
-from latchwork.types import At, Entry, Put
+from latchwork.types import At, Committed, Entry, Put
 
 _log = logging.getLogger(__name__)
 
@@ -423,18 +424,18 @@ class ViewFollower:
         """
         session = self._given if self._given is not None else await ask(self._store.primary_session)
         session.ensure_usable()
-        server: Background | None = None
+        has_view = Signal()
         with closing(Waiter(self._store, session)) as waiter, self._store.watch(self._view_log.head_key) as heads:
             with self._lock:
                 self._heads = heads
             cancel = session.on_end(heads.close)
+            server = Background(partial(self._run_writer, waiter, has_view), f"latchwork-views-{self._what}")
             try:
                 while not self._cancelled.is_set():
                     await self._apply_head(await coroutine_of(heads.next)(None))
                     self._error = None
                     backoff.reset()
-                    if server is None:  # it needs to know the view
-                        server = Background(partial(self._run_writer, waiter), f"latchwork-views-{self._what}")
+                    has_view.set()
             except Closed:
                 if not self._cancelled.is_set():
                     session.ensure_usable()
@@ -442,9 +443,9 @@ class ViewFollower:
             finally:
                 cancel()
                 waiter.cancel()
+                has_view.set()
                 self._read_members_again()
-                if server is not None:
-                    await server
+                await server
 
     async def _apply_head(self, batch: Batch) -> None:
         entry = batch[-1].entry if batch else None
@@ -462,14 +463,22 @@ class ViewFollower:
 
     # Writing
 
-    async def _run_writer(self, waiter: Waiter) -> None:
+    async def _run_writer(self, waiter: Waiter, has_view: Signal) -> None:
+        """Queue for the role of the writer, and write views while this process has it or is the deputy.
+
+        Args:
+            waiter: Ends the loop when it is canceled.
+            has_view: Set when the newest view is known, or when the waiter is canceled.
+        """
         backoff = Backoff()
         while not waiter.is_cancelled:
             try:
                 position = await self._follower_queue.join(waiter.session, {_WRITES: False})
                 try:
-                    if await self._wait_for_writer_role(position, waiter):
-                        await self._write(position, waiter)
+                    schedule = await self._wait_for_role(position, waiter)
+                    await Pause(self._store.clock, has_view, None)
+                    if schedule is not None:
+                        await self._write(position, waiter, schedule)
                 finally:
                     await self._follower_queue.leave(position)
             except PermissionDenied as error:
@@ -483,92 +492,110 @@ class ViewFollower:
                 _log.exception("%s: writing views failed unexpectedly, retrying", self._what)
             await waiter.pause(backoff.next_s())
 
-    async def _wait_for_writer_role(self, position: QueuePosition, waiter: Waiter) -> bool:
-        """Wait until this process is the writer of the views or its deputy. Return False if canceled."""
+    async def _wait_for_role(self, position: QueuePosition, waiter: Waiter) -> WriteSchedule | None:
+        """Wait until this process is the writer of the views or its deputy.
+
+        Returns:
+            The schedule of the writer or of the deputy. None if canceled.
+        """
         over = ""
         while not waiter.is_cancelled:
             ahead = await self._follower_queue.find_tickets_ahead(position)
             if not ahead or ahead[-1] == over:  # it is still there: it writes
-                return True
+                return WriteSchedule(is_writer=not ahead)
             if not await wait_until_gone(ahead[-1], _is_waiting, waiter, Deadline(self._store.clock, None)):
-                return False
+                return None
             over = ahead[-1]
-        return False
+        return None
 
-    async def _write(self, position: QueuePosition, waiter: Waiter) -> None:
+    async def _write(self, position: QueuePosition, waiter: Waiter, schedule: WriteSchedule) -> None:
         """Write a new view whenever the members differ from the newest view: as the writer at once, as the deputy a
         little later.
 
         Args:
             position: Our position in the queue of observing processes.
             waiter: Ends the loop when it is canceled.
+            schedule: Whether we are the writer, and when to write.
         """
-        schedule = WriteSchedule(is_writer=await self._become_writer(position))
         tokens: dict[str, int] = {}
-        dirty = set(self._replica.list_ids())
+        dirty: dict[str, Entry | None] = dict.fromkeys(self._replica.list_ids())
         pause_s: float | None = None
+        mark = self._send_mark(position) if schedule.is_writer else None
         with self._store.watch(self._view_log.members_key) as watch:
             with self._lock:
                 self._members = watch
             while not waiter.is_cancelled:
                 with suppress(WaitTimeout):
                     dirty |= self._update_tokens(await coroutine_of(watch.next)(pause_s), tokens)
-                dirty = {name for name in dirty if self._replica.is_outdated(name, tokens.get(name))}
+                dirty = self._select_outdated(dirty, tokens)
                 now = self._store.clock.now()
                 due = schedule.next_action(now, is_behind=bool(dirty))
-                if due == "check" and await self._become_writer(position):
-                    schedule.is_writer = True
+                if due == "check" and not await self._follower_queue.find_tickets_ahead(position):
+                    schedule.is_writer, mark = True, self._send_mark(position)
                     due = schedule.next_action(now, is_behind=True)
                 if due == "write":
                     schedule.record_write(now)
                     await self._append(dirty)
-                    dirty = {name for name in dirty if self._replica.is_outdated(name, tokens.get(name))}
+                    dirty = self._select_outdated(dirty, tokens)
+                if mark is not None:  # confirmed last, because no view depends on it
+                    with suppress(Conflict):  # it says so already, or is gone, which the end of the session shows
+                        await PendingCall(mark)
+                    mark = None
                 pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(dirty))
 
-    def _update_tokens(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
+    def _select_outdated(
+        self, members: Mapping[str, Entry | None], tokens: Mapping[str, int]
+    ) -> dict[str, Entry | None]:
+        """Return the members whose current state the newest view lacks.
+
+        Args:
+            members: Entries by member ID. None for a member that has left.
+            tokens: Token of the last write by member ID.
+        """
+        return {name: entry for name, entry in members.items() if self._replica.is_outdated(name, tokens.get(name))}
+
+    def _update_tokens(self, batch: Batch, tokens: dict[str, int]) -> dict[str, Entry | None]:
         """Update a table of tokens from changes of member keys.
 
         Args:
             batch: The changes.
             tokens: Token of the last write by member ID.
         Returns:
-            The IDs of the changed members.
+            The entries of the changed members by ID. None for a member that has left.
         """
-        names = set()
+        changed: dict[str, Entry | None] = {}
         for each in batch:
             if each.key.rpartition("/")[0] != self._view_log.members_key:
                 continue
             name = parse_member_id(each.key)
-            names.add(name)
+            changed[name] = each.entry
             if each.entry is None:
                 tokens.pop(name, None)
             else:
                 tokens[name] = each.entry.token
-        return names
+        return changed
 
-    async def _append(self, names: Iterable[str]) -> None:
+    async def _append(self, members: Mapping[str, Entry | None]) -> None:
         at, state = self._replica.current()
         try:
-            written = await self._view_log.append(at, state, names)
+            written = await self._view_log.append(at, state, members)
         except Conflict:
             return  # another was faster: the watch will show it
-        if written is not None:
-            entry, head, step = written
-            self._replica.apply_steps(entry, head, [step])
-            _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
+        if written is None:
+            return
+        entry, head, step = written
+        self._replica.apply_steps(entry, head, [step])
+        _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
+        await self._view_log.remove_old(at, head)
 
-    async def _become_writer(self, position: QueuePosition) -> bool:
-        """Become the writer of the views if no other process is ahead in the queue, and store that in our ticket.
-
-        Returns:
-            False if another process is ahead. Then this process is the deputy of the writer.
+    def _send_mark(self, position: QueuePosition) -> Future[Committed]:
+        """Send a request that stores in our ticket that this process writes the views, so that the next one becomes its
+        deputy.
         """
-        if await self._follower_queue.find_tickets_ahead(position):
-            return False
         body = {**Ticket.from_entry(position.ticket).body, _WRITES: True}
-        with suppress(Conflict):  # it says so already, or is gone, which the next poll finds
-            await ask(self._store.commit, [At(position.ticket)], [Put(position.ticket.key, encode(body))])
-        return True
+        return self._store.start_call(
+            "commit", [At(position.ticket)], [Put(position.ticket.key, encode(body), position.session)]
+        )
 
 
 def _is_waiting(ticket: Ticket) -> bool:

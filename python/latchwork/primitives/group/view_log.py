@@ -14,6 +14,7 @@ import logging
 import uuid
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 
 from msgspec import Struct
@@ -307,42 +308,55 @@ class ViewLog:
         return None if None in found else [*(decode_step(each) for each in found if each is not None), *last]
 
     async def append(
-        self, at: Entry | None, state: ViewState, names: Iterable[str]
+        self, at: Entry | None, state: ViewState, members: Mapping[str, Entry | None]
     ) -> tuple[Entry, LogHead, ViewChangeStep] | None:
         """Write the next view with the current state of these members.
 
-        The members are read after the head of the log, which must be unchanged when the view is written. So no view is
-        older than the one before it.
+        No view is older than the one before it. Each member was read after the head of the log was written, and the
+        head must be unchanged when the view is written. An entry with a greater token than the head was read after it.
+        All other members are read here.
 
         Args:
             at: The entry of the log's head. None if there is no log.
             state: The newest view.
-            names: IDs of members that may have changed.
+            members: Members that may have changed: the last known entry by ID, or None for a member that has left.
+                Without a log, they were read after the log was found missing.
         Returns:
             The entry of the new head, the head, and the step. None if the newest view has the same members already.
         Raises:
             Conflict: Another client wrote a view first.
         """
-        names = list(names)[:MOST_CHANGES]
-        found = await ask(self._store.get_many, [f"{self.members_key}/{name}" for name in names])
-        step = state.build_step(dict(zip(names, found, strict=True)))
+        found = dict(islice(members.items(), MOST_CHANGES))
+        older = [name for name, entry in found.items() if entry is None or (at is not None and entry.token <= at.token)]
+        if older:
+            read = await ask(self._store.get_many, [f"{self.members_key}/{name}" for name in older])
+            found.update(zip(older, read, strict=True))
+        step = state.build_step(found)
         if step is None:
             return None
         before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.from_entry(at)
-        ended = [] if at is not None else await self._list_log_prefixes()
         based = await self._write_base_if_due(before, state)
         data = encode_step(step)
         inline = step if len(data) <= MOST_INLINE_BYTES else None
         head = replace(based, number=step.number, changes=based.changes + step.changes, step=inline)
         ops: list[Op] = [Put(self.head_key, head.to_bytes()), Put(self._key(_step_key(head.log_id, step.number)), data)]
         written = await ask(self._store.commit, [Absent(self.head_key) if at is None else At(at)], ops)
+        return written.entries[0], head, step
+
+    async def remove_old(self, before: Entry | None, head: LogHead) -> None:
+        """Delete stored steps, bases and logs that are no longer needed after a new head was written.
+
+        Args:
+            before: The entry of the head before. None if there was no log.
+            head: The new head.
+        """
         try:
-            await self._delete_logs(ended)
-            if based is not before:
+            if before is None:
+                await self._delete_ended_logs(head.log_id)
+            elif LogHead.from_entry(before).base != head.base:
                 await self._delete_old_steps(head)
         except LatchworkError as error:  # it goes with the next base, or the next log
             _log.info("%s: old views are not removed yet: %s", self._what, error)
-        return written.entries[0], head, step
 
     async def _write_base_if_due(self, head: LogHead, state: ViewState) -> LogHead:
         """Write the whole view as a new base if there were many changes since the last one.
@@ -360,6 +374,18 @@ class ViewLog:
         for part, chunk in enumerate(chunks):
             await ask(self._store.put, self._key(f"base/{head.log_id}/{state.number:012d}-{part:04d}"), chunk)
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
+
+    async def _delete_ended_logs(self, log_id: str) -> None:
+        """Delete what is left of logs that ended before this log began.
+
+        The head is read after the logs are listed. If it still belongs to this log, no newer log was among them.
+        """
+        ended = [prefix for prefix in await self._list_log_prefixes() if prefix.rpartition("/")[2] != log_id]
+        if not ended:
+            return
+        entry = await ask(self._store.get, self.head_key)
+        if entry is not None and LogHead.from_entry(entry).log_id == log_id:
+            await self._delete_logs(ended)
 
     async def _delete_old_steps(self, head: LogHead) -> None:
         """Delete stored steps and bases that are no longer needed."""
