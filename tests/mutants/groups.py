@@ -9,8 +9,8 @@ DEFECTS = (
         "Group",
         "a view is written without checking the previous one",
         "primitives/group/view_log.py",
-        "[Absent(self.head_key) if at is None else At(at)], ops)",
-        "[], ops)",
+        "Create(self.head_key, value) if at is None else Put(self.head_key, value)",
+        "Put(self.head_key, value)",
         id_of("primitives/group", "a_view_that_another_wrote_meanwhile_is_not_overwritten", on="memory"),
     ),
     Defect(

@@ -299,7 +299,7 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
         member = store.put("web/members/a", b'{"weight": %d}' % number)
         before = at
         at, head, step = run(view_log.append(before, state, {"a": member}))
-        run(view_log.remove_old(before, head))
+        run(view_log.remove_old_after(before, head))
         state.apply_step(step)
         if number == 30:
             run(replica.advance_to(at))
@@ -308,8 +308,19 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
         (number, float(number), 0) for number in range(30, 40)
     ]
     assert run(view_log.load(at))[1].to_view() == told[-1].view
-    kept = [name for log_id in store.children("web/log") for name in store.children(f"web/log/{log_id}")]
-    assert len(kept) <= 25
+    assert len(store.children("web/log")) <= 25
+
+
+def test_records_of_ended_logs_are_removed_and_those_of_a_newer_log_stay(connect):
+    store = connect()
+    view_log, member = ViewLog(store, "web", "web"), store.put("web/members/a", b"{}")
+    heads = []
+    for _ in range(2):
+        store.delete("web/views")
+        heads.append(run(view_log.append(None, ViewState(), {"a": member}))[1])
+    assert len(store.children("web/log")) == 2
+    run(view_log.remove_old_after(None, heads[0]))  # the writer of the first log is late
+    assert [name.partition("-")[0] for name in store.children("web/log")] == [heads[1].log_id]
 
 
 def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, monkeypatch):
@@ -322,7 +333,7 @@ def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, mo
         member = store.put("web/members/a", b'{"weight": %d}' % number)
         before = at
         at, head, step = run(view_log.append(before, state, {"a": member}))
-        run(view_log.remove_old(before, head))
+        run(view_log.remove_old_after(before, head))
         state.apply_step(step)
         if number == 1:
             run(replica.advance_to(at))

@@ -586,7 +586,7 @@ class ViewFollower:
         entry, head, step = written
         self._replica.apply_steps(entry, head, [step])
         _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
-        await self._view_log.remove_old(at, head)
+        await self._view_log.remove_old_after(at, head)
 
     def _send_mark(self, position: QueuePosition) -> Future[Committed]:
         """Send a request that stores in our ticket that this process writes the views, so that the next one becomes its

@@ -1,8 +1,8 @@
 """The stored log of a group's views: a head, steps from one view to the next, and a base to start from.
 
 Keys:  <name>/views                        the head: the number of the newest view, and what the log contains
-       <name>/log/<log_id>/<number>        one step per view: the changes from the view before
-       <name>/base/<log_id>/<number>-<i>   a whole view in chunks, for clients that have none
+       <name>/log/<log_id>-<number>        one step per view: the changes from the view before
+       <name>/base/<log_id>-<number>-<i>   a whole view in chunks, for clients that have none
 
 A client that has the members of one view gets later views from the steps. A client that has none starts from the base.
 A step contains only changes. Only ``ViewLog`` does I/O.
@@ -25,7 +25,7 @@ from latchwork.errors import Conflict, LatchworkError
 from latchwork.primitives.group.views import GroupMember, StoredMember, View, ViewChange, build_change
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
-from latchwork.types import Absent, At, Delete, Entry, Op, Put
+from latchwork.types import Absent, At, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ class ViewLog:
             if entry is None:
                 return None, ViewState()
             head = LogHead.from_entry(entry)
-            chunks = await self._read(f"base/{head.log_id}/{head.base:012d}-{part:04d}" for part in range(head.chunks))
+            chunks = await self._read(_chunk_key(head.log_id, head.base, part) for part in range(head.chunks))
             steps = await self.read_steps(head, head.base)
             if steps is not None and None not in chunks:
                 state = ViewState.from_base(head, (chunk for chunk in chunks if chunk is not None))
@@ -339,22 +339,22 @@ class ViewLog:
         data = encode_step(step)
         inline = step if len(data) <= MOST_INLINE_BYTES else None
         head = replace(based, number=step.number, changes=based.changes + step.changes, step=inline)
-        ops: list[Op] = [Put(self.head_key, head.to_bytes()), Put(self._key(_step_key(head.log_id, step.number)), data)]
-        written = await ask(self._store.commit, [Absent(self.head_key) if at is None else At(at)], ops)
+        value, step_key = head.to_bytes(), self._key(_step_key(head.log_id, step.number))
+        write: Op = Create(self.head_key, value) if at is None else Put(self.head_key, value)
+        written = await ask(self._store.commit, [] if at is None else [At(at)], [write, Create(step_key, data)])
         return written.entries[0], head, step
 
-    async def remove_old(self, before: Entry | None, head: LogHead) -> None:
-        """Delete stored steps, bases and logs that are no longer needed after a new head was written.
+    async def remove_old_after(self, before: Entry | None, head: LogHead) -> None:
+        """Delete stored records that are no longer needed after a new head was written, if there can be any.
 
         Args:
             before: The entry of the head before. None if there was no log.
             head: The new head.
         """
+        if before is not None and LogHead.from_entry(before).base == head.base:
+            return
         try:
-            if before is None:
-                await self._delete_ended_logs(head.log_id)
-            elif LogHead.from_entry(before).base != head.base:
-                await self._delete_old_steps(head)
+            await self._remove_old()
         except LatchworkError as error:  # it goes with the next base, or the next log
             _log.info("%s: old views are not removed yet: %s", self._what, error)
 
@@ -372,26 +372,27 @@ class ViewLog:
             return head
         chunks = state.encode_chunks()
         for part, chunk in enumerate(chunks):
-            await ask(self._store.put, self._key(f"base/{head.log_id}/{state.number:012d}-{part:04d}"), chunk)
+            await ask(self._store.put, self._key(_chunk_key(head.log_id, state.number, part)), chunk)
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
-    async def _delete_ended_logs(self, log_id: str) -> None:
-        """Delete what is left of logs that ended before this log began.
+    async def _remove_old(self) -> None:
+        """Delete steps and bases that the log no longer needs, and those of logs that have ended.
 
-        The head is read after the logs are listed. If it still belongs to this log, no newer log was among them.
+        The head is read after the records are listed. A log that it does not name has ended by then, because no record
+        of a log is written before its head.
         """
-        ended = [prefix for prefix in await self._list_log_prefixes() if prefix.rpartition("/")[2] != log_id]
-        if not ended:
-            return
+        listed = {kind: await ask(self._store.children, self._key(kind)) for kind in ("log", "base")}
         entry = await ask(self._store.get, self.head_key)
-        if entry is not None and LogHead.from_entry(entry).log_id == log_id:
-            await self._delete_logs(ended)
-
-    async def _delete_old_steps(self, head: LogHead) -> None:
-        """Delete stored steps and bases that are no longer needed."""
-        for kind, least in (("log", head.first), ("base", head.base)):
-            names = await ask(self._store.children, self._key(f"{kind}/{head.log_id}"))
-            await self._delete(f"{kind}/{head.log_id}/{name}" for name in names if _parse_number(name) < least)
+        head = None if entry is None else LogHead.from_entry(entry)
+        least = {"log": 0 if head is None else head.first, "base": 0 if head is None else head.base}
+        old = [
+            Delete(self._key(f"{kind}/{name}"))
+            for kind, names in listed.items()
+            for name in names
+            if head is None or _get_number(name, head.log_id) < least[kind]
+        ]
+        for start in range(0, len(old), _PAGE):
+            await ask(self._store.commit, [], old[start : start + _PAGE])
 
     async def remove(self) -> None:
         """Delete the log.
@@ -402,24 +403,9 @@ class ViewLog:
         if await ask(self._store.list, self.members_key, limit=1):
             msg = f"{self._what} still has members; remove it after they have left"
             raise Conflict(msg, failed=[Absent(self.members_key)])
-        ended = await self._list_log_prefixes()
         await ask(self._store.delete, self.head_key)
-        await self._delete_logs(ended)
+        await self._remove_old()
         await ask(self._store.delete_tree, self._key("evicted"))
-
-    async def _list_log_prefixes(self) -> list[str]:
-        """Return the key prefixes of all logs of the group, including old ones."""
-        kinds = [(kind, await ask(self._store.children, self._key(kind))) for kind in ("log", "base")]
-        return [self._key(f"{kind}/{log_id}") for kind, log_ids in kinds for log_id in log_ids]
-
-    async def _delete_logs(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            await ask(self._store.delete_tree, key)
-
-    async def _delete(self, keys: Iterable[str]) -> None:
-        ops = [Delete(self._key(key)) for key in keys]
-        for start in range(0, len(ops), _PAGE):
-            await ask(self._store.commit, [], ops[start : start + _PAGE])
 
     async def _read(self, keys: Iterable[str]) -> Sequence[Entry | None]:
         wanted = [self._key(key) for key in keys]
@@ -433,10 +419,14 @@ class ViewLog:
 
 
 def _step_key(log_id: str, number: int) -> str:
-    return f"log/{log_id}/{number:012d}"
+    return f"log/{log_id}-{number:012d}"
 
 
-def _parse_number(name: str) -> int:
-    """Return the number of the view in the key of a step or chunk. For any other key, return a very large number."""
-    digits = name.partition("-")[0]
-    return int(digits) if digits.isdecimal() else 1 << 62
+def _chunk_key(log_id: str, number: int, part: int) -> str:
+    return f"base/{log_id}-{number:012d}-{part:04d}"
+
+
+def _get_number(name: str, log_id: str) -> int:
+    """Return the number of the view in the name of a step or chunk of a log. -1 for the name of another log."""
+    digits = name.removeprefix(f"{log_id}-").partition("-")[0]
+    return int(digits) if name.startswith(f"{log_id}-") and digits.isdecimal() else -1
