@@ -7,7 +7,8 @@ import pytest
 from latchwork.backends.futures import completed
 from latchwork.backends.zookeeper.writing import sequences
 from latchwork.backends.zookeeper.writing.sequences import find_older_names
-from latchwork.types import Delete
+from latchwork.backends.zookeeper.writing.states import ParentCache
+from latchwork.types import Create, Delete
 
 LEAST, MOST = -(2**31), 2**31 - 1
 
@@ -95,3 +96,30 @@ def test_a_key_with_a_parent_that_is_there_is_two_requests_sent_together(backend
     make(backend, "2")
     assert len(asked) == 1
     assert asked[0] is not None
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often missing parents were looked for."""
+    found, find = [], sequences.find_missing_parents
+    monkeypatch.setattr(sequences, "find_missing_parents", lambda *asked: found.append(asked) or find(*asked))
+    return found
+
+
+def test_of_keys_created_at_once_below_a_new_parent_one_creates_it_for_all(backend, looks):
+    keys = [backend.create_ordered_key("a/q/t-", each, b"v", None) for each in "123"]
+    assert [len(result(each).older) for each in keys] == [0, 1, 2]
+    assert len(looks) == 3
+
+
+def test_a_key_relies_on_a_parent_that_a_transaction_before_it_creates(backend, looks):
+    other_key = backend.commit([], [Create("a/b/c", b"v")])
+    made = backend.create_ordered_key("a/q/t-", "1", b"v", None)
+    assert result(other_key).entries
+    assert result(made).older == ()
+    assert len(looks) == 1
+
+
+def test_a_key_that_was_misled_once_creates_its_parents_itself(backend, monkeypatch):
+    monkeypatch.setattr(ParentCache, "is_being_created", lambda *_: True)
+    assert make(backend, "1").older == ()

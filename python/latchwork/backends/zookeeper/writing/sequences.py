@@ -31,6 +31,7 @@ from latchwork.backends.zookeeper.wire import (
     MultiReply,
     Reply,
 )
+from latchwork.backends.zookeeper.writing.compiler import MultiPlan
 from latchwork.backends.zookeeper.writing.parents import find_missing_parents
 from latchwork.backends.zookeeper.writing.states import VersionCache
 from latchwork.backends.zookeeper.writing.write_task import WriteTask
@@ -183,23 +184,29 @@ def create_ordered_key(
     above = get_parent(key)
     flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
     create = layout.encode_create(layout.path(key), encode_data(op.value, task.session_id), flags)
-    guessed = version_cache.parents.find_missing_parent(key, task.connection)
+    parents = version_cache.parents
+    guessed = parents.find_missing_parent(key, task.connection)
     missing = [guessed] if guessed else []
+    has_retried = False
     while not task.connection.has_passed(task.deadline):
         parts = [part for each in missing for part in layout.encode_create_parent(each)]
         gens = reader.guard_versions()
         names = Request(GET_CHILDREN, wire.encode_path_request(layout.path(above)), task.deadline)
+        call, plan = task.connection.write([*parts, create], task.deadline, names), MultiPlan(makes=missing)
+        parents.record_sent(plan, task.connection)
         try:
-            reply: Reply = yield task.connection.write([*parts, create], task.deadline, names)
+            reply: Reply = yield call
         except NoReply as no_reply:
             raise task.no_reply_error(no_reply, is_write=True) from no_reply
+        finally:
+            parents.record_ended(plan)
         result = wire.parse_multi(reply)
         if reply.resolved or result.error == OK:
             found = yield from _wait_for_names(reader, above, names)
             made = "" if reply.resolved else str(result.results[len(parts)]).rpartition("/")[2]
             made = made or (yield from _find_created_by_name(reader, task, key, found))
             for each in {above, *missing}:
-                version_cache.parents.record_key_written(each)
+                parents.record_key_written(each)
             key = f"{above}/{made}" if above else made
             version = Version(reply.zxid, 0, gens[get_bucket(key)], reply.zxid, task.session_id, born=False)
             entry = Entry(key, op.value, version, reply.zxid, reply.zxid, task.session_id)
@@ -212,6 +219,9 @@ def create_ordered_key(
             task.require_write_counter(result)
         elif result.error in {NO_NODE, NODE_EXISTS} and above:
             missing = yield from find_missing_parents(reader, task, above)
+            if not has_retried:  # later the call creates its parents itself
+                missing = [each for each in missing if not parents.is_being_created(each, task.connection)]
+            has_retried = True
         else:
             raise task.refusal_error(result.error, key)
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
