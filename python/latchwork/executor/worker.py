@@ -161,7 +161,7 @@ class ExecutorWorkerSession:
             NodeIdInUse, MemberEvicted, SessionLost, LatchworkError: Joining failed.
         """
         self.group.start()
-        _ = self.group.view  # observes the views from now on, while the group is joined
+        _ = self.group.view  # starts to observe the views, which takes about as long as joining
         self.group.wait_joined(None)
         names = [each.name for each in self._node.functions]
         offer = MemberFunctions(frozenset(names), self._node.allow_pickle, self._options.slots)
