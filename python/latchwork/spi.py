@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from latchwork._base.interrupts import mutex
     from latchwork._base.signals import on_end_signals
     from latchwork._base.text import counted, printable, reason, short, utc_text
+    from latchwork._base.trouble_log import TroubleLog
     from latchwork._base.user_code import call_user
     from latchwork._base.validation import check_store, is_number
     from latchwork.backends.base import (
@@ -155,6 +156,7 @@ else:
             ),
             "latchwork._base.interrupts": ("mutex",),
             "latchwork._base.signals": ("on_end_signals",),
+            "latchwork._base.trouble_log": ("TroubleLog",),
             "latchwork.tasks.node": (
                 "Node",
                 "NodeHealth",
@@ -206,6 +208,7 @@ __all__ = [
     "StoreURL",
     "Timer",
     "Timestamp",
+    "TroubleLog",
     "Url",
     "UsageError",
     "VersionKey",

@@ -11,7 +11,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from latchwork.errors import Closed, LatchworkError, SessionLost, Unavailable
-from latchwork.spi import Backend, Current, DeliveringWatch, Delta, Snapshot, append_number, completed, failed
+from latchwork.spi import (
+    Backend,
+    Current,
+    DeliveringWatch,
+    Delta,
+    Snapshot,
+    TroubleLog,
+    append_number,
+    completed,
+    failed,
+)
 from latchwork.types import Change, Create, SessionAlive
 from latchwork_jsonfile import SPEC
 from latchwork_jsonfile.file import StateFile
@@ -305,6 +315,7 @@ class Poller:
         self._generation = 0
         self._wake = threading.Event()
         self._closing = False
+        self._trouble = TroubleLog(_log)
         self._thread = threading.Thread(target=self._run, name="latchwork-jsonfile-poll", daemon=True)
         self._thread.start()
 
@@ -340,7 +351,9 @@ class Poller:
             try:
                 self._look()
             except LatchworkError as error:
-                _log.warning("watches are delayed: %s", error)
+                self._trouble.record_failure(error, "watches are delayed, retrying")
+            else:
+                self._trouble.record_success("watches are up to date again")
             self._wake.wait(SPEC.capabilities.poll_interval_s)
 
     def _look(self):
