@@ -25,8 +25,8 @@ DEFECTS = (
         "Workflow master",
         "memory is trusted after a commit of unknown outcome",
         "latchwork_workflows/master/shard.py",
-        '        _log.warning("shard %d reloads its state: %s", self._id, error)\n        self._is_known = False\n',
-        '        _log.warning("shard %d reloads its state: %s", self._id, error)\n',
+        '"shard %d reloads its state", self._id, item=self._id)\n        self._is_known = False\n',
+        '"shard %d reloads its state", self._id, item=self._id)\n',
         id_of("workflows/master", "a_run_whose_start_had_no_answer_is_found", on="memory"),
     ),
     Defect(

@@ -1,6 +1,7 @@
 """The sender of alerts, against real servers: whatever dies when, each message comes at least once, at most twice."""
 
 import itertools
+import logging
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -467,7 +468,8 @@ def _ignoring_newer(sender):
         sender.run()
 
 
-def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office, mail, monkeypatch):
+def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office, mail, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "latchwork_workflows")
     office.mail_channel(mail)
     office.tell("ops")
     answer, lost = alerts.SenderLease.record_result, []
@@ -481,7 +483,12 @@ def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office
     monkeypatch.setattr(alerts.SenderLease, "record_result", failing)
     with office.sending():
         office.until("sent")
+        eventually(lambda: "alerts by all channels are sent again" in caplog.text)
     assert (len(mail.mails), len(lost)) == (1, 2)
+    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert [each.getMessage().partition(":")[0] for each in warnings] == [
+        "the result of alert delivery 1 is written later"
+    ]
 
 
 # Channels in trouble

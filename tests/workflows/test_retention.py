@@ -1,5 +1,6 @@
 """What is too old is deleted: whole runs with their logs, and nothing that somebody may still want."""
 
+import logging
 import threading
 import time
 
@@ -351,6 +352,19 @@ def test_a_master_does_its_chores(stage, tmp_path):
     keep = Retention(keep_runs=1)
     with Master(stage.database, stage.store, logs=logs, keep=keep, chores_every_s=0.1):
         eventually(lambda: stage.count(workflow_run) == 1, 30.0)
+
+
+def test_logs_that_cannot_be_deleted_are_one_warning_of_all_passes_of_a_master(stage, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "latchwork_workflows")
+    logs = open_logs(str(tmp_path / "logs"))
+    passes, check = [], logs.check_owner
+    logs.check_owner = lambda owner: passes.append(owner) or check(owner)
+    with Master(stage.database, stage.store, logs=logs, chores_every_s=0.1):
+        eventually(lambda: len(passes) >= 4, 30.0)
+        assert caplog.text.count("old runs are kept") == 1
+        logs.set_owner(load_installation(stage.database).id)
+        eventually(lambda: "the logs of old runs can be deleted again" in caplog.text, 30.0)
+    assert caplog.text.count("old runs are kept") == 1
 
 
 def test_a_database_that_is_away_is_left_for_the_next_pass(stage, monkeypatch, caplog):

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from latchwork.clock import Clock, Signal, SystemClock
 from latchwork.errors import LatchworkError
-from latchwork.spi import call_user, mutex, reason
+from latchwork.spi import TroubleLog, call_user, mutex, reason
 from latchwork_workflows.alerts import apprise_channel, mail, webhook
 from latchwork_workflows.alerts.channels import resolve_secrets, validate_channel
 from latchwork_workflows.alerts.delivery import NotSent
@@ -57,6 +57,7 @@ class AlertSender:
         poll_s: Seconds between two polls.
         send_functions: Send function by kind of channel.
         now: Returns seconds since the epoch.
+        on_poll: Called after each successful poll.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class AlertSender:
         poll_s: float = POLL_S,
         send_functions: Mapping[str, Send] = SEND_FUNCTIONS,
         now: Callable[[], float] = time.time,
+        on_poll: Callable[[], object] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
         self._database = database
@@ -80,6 +82,8 @@ class AlertSender:
         self._poll_s = poll_s
         self._ways = send_functions
         self._now = now
+        self._on_poll = on_poll
+        self._trouble = TroubleLog(_log)
         self._clock = clock or SystemClock()
         self._mutex = mutex()
         self._threads: dict[str, threading.Thread] = {}
@@ -108,6 +112,7 @@ class AlertSender:
             while not self._stopping.is_set():
                 self._news.clear()
                 self._start_due()
+                self._on_poll()
                 if not self._stopping.is_set():
                     self._clock.wait(self._news, self._poll_s)
         finally:
@@ -161,7 +166,7 @@ class AlertSender:
             _log.info("another master sends the alerts: %s", error)
             self.stop()
         except (LatchworkError, sa.exc.SQLAlchemyError, OSError) as error:
-            _log.warning("alerts by channel %s are sent later: %s", channel, reason(error))
+            self._trouble.record_failure(error, "alerts by channel %s are sent later", channel, item=channel)
             self._pause_channel(channel, self._now())
         finally:
             with self._mutex:
@@ -218,10 +223,12 @@ class AlertSender:
                 with self._database.write() as connection:
                     state = self._sending.record_result(connection, delivery.id, answer, error, answered_at)
             except (LatchworkError, sa.exc.SQLAlchemyError) as trouble:
-                _log.warning("the result of alert delivery %d is written later: %s", delivery.id, reason(trouble))
+                text = "the result of alert delivery %d is written later"
+                self._trouble.record_failure(trouble, text, delivery.id, item=delivery.by)
                 if self._clock.wait(self._stopping, _AGAIN_S):
                     return
                 continue
+            self._trouble.record_success("alerts by all channels are sent again", item=delivery.by)
             if state in {DeliveryState.FAILED, DeliveryState.UNSURE}:
                 _log.error("alert delivery %d by channel %s is %s: %s", delivery.id, delivery.by, state, error)
             return

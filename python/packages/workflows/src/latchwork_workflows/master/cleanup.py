@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.spi import counted, reason
+from latchwork.spi import TroubleLog, counted
 from latchwork_workflows.db import Database, alerts, result_cache, retention
 from latchwork_workflows.installation import load_installation
 from latchwork_workflows.logs import LogStore
@@ -94,6 +94,7 @@ class Cleanup:
         keep: Retention times.
         pause: Called between transactions, so that other writers can proceed. Returning True ends the pass.
         now: Returns seconds since the epoch.
+        trouble: Logs why logs cannot be deleted, for all passes of a node. Default: a new one.
     """
 
     def __init__(
@@ -104,12 +105,14 @@ class Cleanup:
         *,
         pause: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.time,
+        trouble: TroubleLog | None = None,
     ) -> None:
         self._database = database
         self._logs = logs
         self._keep = keep or Retention()
         self._pause = pause
         self._now = now
+        self._trouble = trouble or TroubleLog(_log)
         self._gone = DeletedCounts()
         self._is_stopped = False
 
@@ -142,7 +145,8 @@ class Cleanup:
         try:
             self._logs.check_owner(load_installation(self._database).id)
         except (LatchworkError, OSError) as error:
-            _log.warning("old runs are kept, because their logs cannot be deleted here: %s", reason(error))
+            text = "old runs are kept, because their logs cannot be deleted here"
+            self._trouble.record_failure(error, text, item="logs")
             return False
         return True
 
@@ -211,12 +215,15 @@ class Cleanup:
                     self._logs.remove(code, run)
             except OSError as error:
                 failed = error
-                _log.warning("the logs of the deleted run %d cannot be deleted: %s", run, reason(error))
+                text = "the logs of the deleted run %d cannot be deleted"
+                self._trouble.record_failure(error, text, run, item="logs")
                 break
             done.append(run)
         if done:
             self._gone.logs += len(done)
             self._run_in_transaction(retention.record_logs_deleted, done)
+        if failed is None:
+            self._trouble.record_success("the logs of old runs can be deleted again", item="logs")
         return failed is None
 
     # The rest

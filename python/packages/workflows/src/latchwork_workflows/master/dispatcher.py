@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, QuotaExceeded, Unavailable
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
@@ -295,9 +295,12 @@ class Dispatcher:
         keys: Keys of the installation.
         shard: ID of the shard.
         fence: Proof of ownership.
+    Attributes:
+        put_error: Why the last call of ``put_items`` did not put all items. None if it did.
     """
 
     def __init__(self, store: Store, keys: Keys, shard: int, fence: Fence) -> None:
+        self.put_error: LatchworkError | None = None
         self._store = store
         self.keys = keys
         self._shard = shard
@@ -375,6 +378,7 @@ class Dispatcher:
         Returns:
             The keys of the attempts for which nothing more needs to be done.
         """
+        self.put_error = None
         done: list[str] = []
         for batch in _batches(task_items):
             try:
@@ -385,7 +389,7 @@ class Dispatcher:
             except Conflict:
                 done += self._put_each(batch)
             except (Unavailable, OutcomeUnknown) as error:
-                _log.info("shard %d: items are put at the next turn: %s", self._shard, error)
+                self.put_error = error
                 return done
             else:
                 done += [each.place.item.attempt_key for each in batch]
@@ -548,7 +552,7 @@ def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
 
 
 #: Errors that end a turn and not the run. The next turn retries.
-PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, Conflict)
+PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, QuotaExceeded, Conflict)
 
 
 def build_dispatch_timeout_rows(

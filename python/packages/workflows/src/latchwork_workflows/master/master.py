@@ -18,7 +18,7 @@ from latchwork.clock import Signal
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
 from latchwork.schedules import WallClock
-from latchwork.spi import NodeHealth, mutex
+from latchwork.spi import NodeHealth, TroubleLog, mutex
 from latchwork.store import Store
 from latchwork_workflows.alerts.sender import POLL_S, AlertSender
 from latchwork_workflows.db import Database
@@ -107,6 +107,9 @@ class Master:
             on_database_answer=self._record_answer,
             now=WallClock().now,
         )
+        self._cleanup_trouble = TroubleLog(_log)
+        self._alerts_trouble = TroubleLog(_log)
+        self._return_trouble = TroubleLog(_log)
         self._mutex = mutex()
         self._closing = Signal()
         self._answered_at = 0.0
@@ -230,10 +233,13 @@ class Master:
 
     def _run_cleanup(self, context: JobContext) -> None:
         pause = partial(context.wait_for_stop, _CHORES_PAUSE_S)
+        trouble = self._cleanup_trouble
         try:
-            cleanup.Cleanup(self._tools.database, self._logs, self._keep, pause=pause).run()
+            cleanup.Cleanup(self._tools.database, self._logs, self._keep, pause=pause, trouble=trouble).run()
         except cleanup.PASSING as error:
-            _log.warning("old data is deleted later: %s", error)
+            trouble.record_failure(error, "old data is deleted later")
+        else:
+            trouble.record_success("old data is deleted again")
 
     def _send_alerts(self, context: JobContext) -> None:
         for item in context.work_share:
@@ -244,6 +250,7 @@ class Master:
                 logs=self._logs,
                 remaining_s=context.remaining_s,
                 poll_s=self._alerts_every_s,
+                on_poll=partial(self._alerts_trouble.record_success, "alerts are sent again"),
             )
             forget = context.on_stop(sender.stop)
             try:
@@ -251,7 +258,7 @@ class Master:
             except NotOwner as error:
                 _log.info("%s", error)
             except cleanup.PASSING as error:
-                _log.warning("alerts are sent later: %s", error)
+                self._alerts_trouble.record_failure(error, "alerts are sent later")
             finally:
                 forget()
 
@@ -277,9 +284,10 @@ class Master:
                     self._leave()
                 elif without_s < WITHOUT_S and self._manager is None:
                     self._manager = self._create_node()
+                    self._return_trouble.forget(None)
                     _log.info("master %s has its database again", self.node_id)
             except LatchworkError as error:
-                _log.warning("master %s is not back yet: %s", self.node_id, error)
+                self._return_trouble.record_failure(error, "master %s is not back yet", self.node_id)
 
     def _is_database_reachable(self) -> bool:
         """Return whether the database answers a query in time.

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from latchwork.clock import Clock, Signal
 from latchwork.errors import LockLost, OwnershipLost
-from latchwork.spi import reason
+from latchwork.spi import TroubleLog, reason
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
 from latchwork_workflows.db import Database, ShardGuard, attempts, commands, runs, schedules
@@ -71,6 +71,7 @@ class ShardTools:
         poll_s: Seconds between two polls for commands without a notification.
         on_database_answer: Called after each turn with whether the database answered.
         now: Returns seconds since the epoch.
+        trouble: Logs failed turns of all shards.
     """
 
     database: Database
@@ -82,6 +83,7 @@ class ShardTools:
     poll_s: float = POLL_S
     on_database_answer: Callable[[bool], None] = lambda _answers: None
     now: Callable[[], float] = time.time
+    trouble: TroubleLog = field(default_factory=lambda: TroubleLog(_log))
 
 
 class ShardLoop:
@@ -145,6 +147,7 @@ class ShardLoop:
                 self._run_turns(mirror)
             self._release()
         finally:
+            self._tools.trouble.forget(self._id)
             self._dispatcher.close()
 
     def _release(self) -> None:
@@ -174,7 +177,7 @@ class ShardLoop:
         """Discard the state in memory after an error, so that the next turn reads everything again."""
         if isinstance(error, DatabaseUnavailable):
             self._tools.on_database_answer(False)
-        _log.warning("shard %d reloads its state: %s", self._id, error)
+        self._tools.trouble.record_failure(error, "shard %d reloads its state", self._id, item=self._id)
         self._is_known = False
 
     def _run_turn(self, mirror: Mirror) -> float:
@@ -195,11 +198,20 @@ class ShardLoop:
         if self._needs_repair and self._is_known:
             self._drop_orphans()
         self._is_careful = False
+        self._record_turn()
         if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.turns += 1
         is_more = found.is_full or (written is not None and written.more)
         return 0.0 if is_more or self._is_busy or self._needs_repair else self._compute_wait_s(now)
+
+    def _record_turn(self) -> None:
+        """Record that a turn has ended, and whether its items could be put into the work queue."""
+        trouble, error = self._tools.trouble, self._dispatcher.put_error
+        if error is not None and self._cache.to_put:
+            trouble.record_failure(error, "shard %d puts its items in the next turn", self._id, item=self._id)
+        else:
+            trouble.record_success("all shards of master %s work again", self._tools.node, item=self._id)
 
     # Read
 
