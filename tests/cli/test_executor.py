@@ -185,6 +185,8 @@ def test_what_a_task_does_is_told_in_a_line():
     assert progress_line("t", TaskState("queued")) == "t queued"
     state = TaskState("running", ("n1", "n2"), attempts=2, why="its node died")
     assert progress_line("t", state) == "t running on n1, n2, taken 2 times: its node died"
+    state = TaskState("queued", attempts=2, failures=1, why="its node closed")
+    assert progress_line("t", state) == "t queued, taken 2 times, failed 1 time: its node closed"
 
 
 def test_what_cannot_be_done_with_tasks_is_one_line(executor, store):

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from executor.conftest import PATIENCE_S
-from executor.work import square, wait
+from executor.work import fail_then_wait, square, wait
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.executor import (
     Member,
@@ -51,6 +51,21 @@ def test_workers_lanes_and_tasks_are_seen_from_outside(workers, pool, store, eve
 def test_a_worker_says_how_many_tasks_it_runs_before_its_first(workers, store):
     workers(slots=3)
     assert [each.slots for each in inspect(store).workers] == [3]
+
+
+def test_failed_attempts_are_told_after_a_release_for_another_reason(workers, pool, store, eventually):
+    first = workers("n1")
+    future = pool.submit(fail_then_wait, "told")
+    eventually(lambda: len(store.children("told/starts")) == 2)
+    first.close()
+    (task,) = list_tasks(store)
+    assert "the first try" not in task.why
+    assert (task.phase, task.failures, find_task(store, future.id).failures) == ("queued", 1, 1)
+    workers("n2")
+    eventually(lambda: find_task(store, future.id).phase == "running")
+    assert find_task(store, future.id).failures == 1
+    store.put("told/go", b"")
+    assert future.result(PATIENCE_S) == 2
 
 
 def test_an_executor_that_nobody_uses_has_nothing(store):

@@ -116,6 +116,7 @@ class PendingTask:
         partitions: Partitions in which its copies were found.
         running_on: Members that hold a copy, sorted.
         attempts: How often it was claimed.
+        failures: How often it raised an error and was retried.
         priority: 0 runs before 9.
         queued_at_s: When it was stored, in Unix seconds by its submitter's clock.
         submitter: Its submitter's ID; ``d`` for a detached task, empty for an invalid item.
@@ -128,6 +129,7 @@ class PendingTask:
     partitions: tuple[str, ...]
     running_on: tuple[str, ...] = ()
     attempts: int = 0
+    failures: int = 0
     priority: int = 0
     queued_at_s: float = 0.0
     submitter: str = ""
@@ -382,10 +384,20 @@ def _to_record(item: QueueItem, holder: str | None) -> PendingTask:
         task = parse_task(item.value)
     except BadRecord as error:
         why = f"it is not a task: {error}"
-        return PendingTask(item.id, "", phase, (item.partition,), on, item.attempts, 0, at_s, "", why)
+        return PendingTask(item.id, "", phase, (item.partition,), on, item.attempts, item.failures, 0, at_s, "", why)
     function = "" if task.function == PICKLED else task.function
     return PendingTask(
-        task.id, function, phase, (item.partition,), on, item.attempts, task.priority, at_s, task.submitter_id, item.why
+        task.id,
+        function,
+        phase,
+        (item.partition,),
+        on,
+        item.attempts,
+        item.failures,
+        task.priority,
+        at_s,
+        task.submitter_id,
+        item.why,
     )
 
 
@@ -398,6 +410,7 @@ def _merge(one: PendingTask, other: PendingTask) -> PendingTask:
         partitions=tuple(dict.fromkeys([*one.partitions, *other.partitions])),
         running_on=on,
         attempts=max(one.attempts, other.attempts),
+        failures=max(one.failures, other.failures),
         why=one.why or other.why,
     )
 

@@ -42,6 +42,7 @@ class TaskState:
             ``cancelled``, or ``gone`` (its result was fetched or it was forgotten).
         running_on: Members that hold a copy, sorted.
         attempts: Number of claims of the copy claimed most often.
+        failures: Number of attempts that raised an error and were retried.
         queued_at_s: When it was stored, in Unix seconds by its submitter's clock; 0 if unknown.
         why: Reason of the last release, or how it failed.
     """
@@ -49,6 +50,7 @@ class TaskState:
     phase: Phase
     running_on: tuple[str, ...] = ()
     attempts: int = 0
+    failures: int = 0
     queued_at_s: float = 0.0
     why: str = ""
 
@@ -181,7 +183,8 @@ class StoredTasks:
             holders = await coroutine_of(self._backlog.holders)(items)
             running = tuple(sorted(holder.label for holder in holders if holder is not None))
             latest = max(items, key=lambda item: item.attempts)
-            return TaskState("running" if running else "queued", running, latest.attempts, at_s, latest.why)
+            failures = max(item.failures for item in items)
+            return TaskState("running" if running else "queued", running, latest.attempts, failures, at_s, latest.why)
         entry = await ask(self._store.get, location.result_key)
         return TaskState("gone", queued_at_s=at_s) if entry is None else decode_final_state(entry.value, at_s)
 

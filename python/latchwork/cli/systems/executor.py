@@ -83,8 +83,9 @@ def progress_line(task_id: str, state: TaskState) -> str:
     """
     where = f" on {', '.join(state.running_on)}" if state.running_on else ""
     again = f", taken {counted(state.attempts, 'time')}" if state.attempts > 1 else ""
+    failed = f", failed {counted(state.failures, 'time')}" if state.failures else ""
     why = f": {state.why}" if state.why else ""
-    return f"{task_id} {state.phase}{where}{again}{why}"
+    return f"{task_id} {state.phase}{where}{again}{failed}{why}"
 
 
 @contextmanager
@@ -427,7 +428,7 @@ def tasks(
     """List tasks that have not ended, in the order in which they are taken, with their workers and waiting times."""
     with open_store(url, of_cluster=False) as store:
         found = [task for task in list_tasks(store, name, limit=limit) if state is None or task.phase == state]
-    print_list("tasks", found, _task_row, plain=asdict, right=("age_s", "taken"), empty="no tasks", as_json=as_json)
+    print_list("tasks", found, _task_row, plain=asdict, right=("age_s", "taken", "failed"), empty="no tasks", as_json=as_json)
 
 
 def _task_row(task: PendingTask) -> dict[str, str]:
@@ -439,6 +440,7 @@ def _task_row(task: PendingTask) -> dict[str, str]:
         "partition": " ".join(task.partitions),
         "age_s": f"{max(0.0, time.time() - task.queued_at_s):.0f}",
         "taken": str(task.attempts),
+        "failed": str(task.failures),
         "why": task.why,
     }
 
