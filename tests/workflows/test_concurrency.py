@@ -5,7 +5,7 @@ import pytest
 from latchwork.types import Create
 from latchwork_workflows import WrongState
 from latchwork_workflows.db import pools
-from latchwork_workflows.errors import BadRequest, UnknownWorkflow
+from latchwork_workflows.errors import BadRequest, NotFound
 from latchwork_workflows.keys import build_partition, build_pool_key, get_workflows_store, list_pool_keys
 from latchwork_workflows.state import RunState
 from latchwork_workflows.state.concurrency import ActiveRun, StartDecision, decide_start
@@ -175,7 +175,7 @@ def test_active_tasks_are_counted_per_project(stage, client):
 def test_an_invalid_pool_of_a_project_is_refused(client, limit, admission):
     with pytest.raises(BadRequest):
         client.pools.set("@default", limit, admission)
-    with pytest.raises(UnknownWorkflow, match="there is no pool '@default'"):
+    with pytest.raises(NotFound, match="there is no pool '@default'"):
         client.pools.remove("@default")
 
 

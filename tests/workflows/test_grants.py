@@ -9,7 +9,7 @@ import latchwork
 from latchwork_workflows.db import grants
 from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.history import list_user_actions
-from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
+from latchwork_workflows.errors import DefinitionInvalid, NotFound
 from latchwork_workflows.maintenance import export_document, import_document
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.state import Outcome
@@ -219,7 +219,7 @@ def test_grants_are_listed_removed_and_told(stage, client):
         Grant(project="a", grantee="b", role="operator"),
     ]
     client.grants.remove("a", "b")
-    with pytest.raises(UnknownWorkflow, match="no grant of project 'a' to project 'b'"):
+    with pytest.raises(NotFound, match="no grant of project 'a' to project 'b'"):
         client.grants.remove("a", "b")
     assert client.grants.list() == [Grant(project="a", grantee="", role="viewer")]
     assert next((each.kind, each.by) for each in told(stage, "a")) == ("grant end", "ann")

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import pool
-from latchwork_workflows.errors import BadRequest, UnknownWorkflow, WrongState
+from latchwork_workflows.errors import BadRequest, NotFound, WrongState
 from latchwork_workflows.maintenance import Doctor
 from patience import eventually
 from workflows.hands import a_workflow
@@ -64,7 +64,7 @@ def test_a_master_that_has_lost_the_shard_writes_no_sizes(stage, client, flow):
 def test_a_pool_that_a_workflow_names_is_not_removed(client, flow):
     with pytest.raises(WrongState, match=r"pool few is named by default.flow; apply these without it first"):
         client.pools.remove("few")
-    with pytest.raises(UnknownWorkflow, match="there is no pool 'nobody'"):
+    with pytest.raises(NotFound, match="there is no pool 'nobody'"):
         client.pools.remove("nobody")
     client.workflows.apply(a_workflow(tasks={"a": []}).definition)
     client.pools.remove("few")

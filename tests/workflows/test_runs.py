@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db import Database, definitions, overview, runs
 from latchwork_workflows.db.migrations import upgrade_schema
 from latchwork_workflows.db.tables import definition_version, event, schedule
-from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.errors import NotFound
 from latchwork_workflows.model.definition import Definition, build_plan
 from latchwork_workflows.model.validate import ValidDefinition
 from latchwork_workflows.state import (
@@ -48,9 +48,9 @@ def test_a_version_is_written_when_it_differs_and_never_changed(database):
         assert definitions.load_definition(connection, first.code, 1) == nightly.definition
         assert definitions.load_definition(connection, first.code, 2).description == "another"
         assert connection.execute(sa.select(sa.func.count()).select_from(definition_version)).scalar() == 2
-        with pytest.raises(UnknownWorkflow, match="'hourly'"):
+        with pytest.raises(NotFound, match="'hourly'"):
             definitions.find_workflow(connection, "hourly")
-        with pytest.raises(UnknownWorkflow, match="no version 3"):
+        with pytest.raises(NotFound, match="no version 3"):
             definitions.load_definition(connection, first.code, 3)
 
 

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import settings
 from latchwork_workflows.db.tables import attempt, event, task
-from latchwork_workflows.errors import BadRequest, DefinitionInvalid, UnknownWorkflow, WrongState
+from latchwork_workflows.errors import BadRequest, DefinitionInvalid, NotFound, WrongState
 from latchwork_workflows.maintenance import Doctor, import_document
 from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.model.settings.validation import find_url_problem
@@ -172,7 +172,7 @@ def test_a_worker_tries_a_connection_and_says_how_it_went(client, stage, logs, w
     assert (good.workflow, good.state.value) == ("default._connection.good", "success")
     assert (bad.workflow, bad.state.value) == ("billing._connection.bad", "failure")
     assert "unable to open database file" in client.runs.attempts(bad.id)[0].error
-    with pytest.raises(UnknownWorkflow, match="no connection bad of all projects"):
+    with pytest.raises(NotFound, match="no connection bad of all projects"):
         client.connections.test("bad")
 
 

@@ -1,9 +1,12 @@
 """``WorkflowClient``: the same answers and errors over the network and in this process."""
 
+import json
 import subprocess
 import sys
 import threading
 import types
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,7 +20,7 @@ from latchwork_workflows.errors import (
     DefinitionInvalid,
     KeyReused,
     NotAllowed,
-    UnknownWorkflow,
+    NotFound,
     WrongState,
 )
 from latchwork_workflows.model.builder import task, workflow
@@ -87,9 +90,9 @@ def test_clients_and_schemas_load_neither_fastapi_nor_sqlalchemy(module):
 
 
 def test_a_problem_is_the_exception_that_the_service_raised(client, runs):
-    with pytest.raises(UnknownWorkflow, match=r"^there is no workflow default\.gone$"):
+    with pytest.raises(NotFound, match=r"^there is no workflow default\.gone$"):
         client.workflows.get("gone")
-    with pytest.raises(UnknownWorkflow, match=r"^there is no run 999$"):
+    with pytest.raises(NotFound, match=r"^there is no run 999$"):
         client.runs.pause(999)
     with pytest.raises(WrongState, match="success"):
         client.runs.pause(runs["good"])
@@ -109,6 +112,51 @@ def test_a_problem_is_the_exception_that_the_service_raised(client, runs):
     client.runs.start("nightly", unique_key=key)
     with pytest.raises(KeyReused, match="was used for command"):
         client.runs.start("nightly", {"region": "us"}, unique_key=key)
+
+
+#: Reads or changes an object that does not exist, and what the error calls it.
+MISSING = {
+    "workflow default.gone": lambda client: client.workflows.get("gone"),
+    "workflow default.nightly has no version 999": lambda client: client.workflows.get("nightly", 999),
+    "run 999": lambda client: client.runs.get(999),
+    "task 999": lambda client: client.tasks.force_success(999),
+    "command 999": lambda client: client.commands.get(999),
+    "backfill 999": lambda client: client.backfills.get(999),
+    "pool 'gone'": lambda client: client.pools.remove("gone"),
+    "alert 999": lambda client: client.alerts.get(999),
+    "delivery 999": lambda client: client.alerts.resend(999),
+    "channel gone": lambda client: client.channels.remove("gone"),
+    "connection gone of all projects": lambda client: client.connections.remove("gone"),
+    "environment gone of all projects": lambda client: client.environments.remove("gone"),
+    "parameter gone of all projects": lambda client: client.parameters.remove("gone"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_object_is_not_found_and_named(client, name):
+    with pytest.raises(NotFound) as refused:
+        MISSING[name](client)
+    assert name in str(refused.value)
+
+
+def test_a_missing_attempt_of_a_task_is_not_found_and_named(client, runs):
+    name = f"{client.runs.attempts(runs['good'])[0].task}.9.9"
+    with pytest.raises(NotFound, match=f"^there is no attempt {name}$"):
+        client.attempts.log(name)
+
+
+def test_a_missing_object_has_another_error_type_than_a_missing_path(server, seeds):
+    def get(path):
+        request = urllib.request.Request(
+            f"{server}/api/v1/{path}", headers={"Authorization": f"Bearer {seeds.tokens['admin']}"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        return refused.value.code, json.load(refused.value)["type"]
+
+    for path in ("alerts/999", "pools/gone", "backfills/999", "runs/999", "workflows/default/gone"):
+        assert get(path) == (404, "tag:latchwork,2026:not-found"), path
+    assert get("gone") == (404, "about:blank")
 
 
 def test_an_invalid_definition_names_every_problem(client):
@@ -183,7 +231,7 @@ def test_an_api_that_is_not_there_or_is_another_is_an_error_of_ours(server):
     with WorkflowClient("http://127.0.0.1:9", "x") as client, pytest.raises(Unavailable, match="cannot be reached"):
         client.workflows.list()
     with other_server() as url, WorkflowClient(url, "x") as client:
-        with pytest.raises(UnknownWorkflow, match="answers 404 Not Found"):
+        with pytest.raises(NotFound, match="answers 404 Not Found"):
             client.workflows.get("gone")
         with pytest.raises(LatchworkError, match="a response that this version does not understand"):
             client.workflows.list()

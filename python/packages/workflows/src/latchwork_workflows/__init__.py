@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from latchwork_workflows.errors import (
         DefinitionInvalid,
         NotAllowed,
+        NotFound,
         NotOwner,
         Problem,
         SchemaTooNew,
         StoreMismatch,
-        UnknownWorkflow,
         WrongState,
     )
     from latchwork_workflows.home import Home
@@ -76,7 +76,7 @@ else:
                 "Problem",
                 "SchemaTooNew",
                 "StoreMismatch",
-                "UnknownWorkflow",
+                "NotFound",
                 "WrongState",
             ),
             "latchwork_workflows.home": ("Home",),
@@ -109,6 +109,7 @@ __all__ = [
     "Keys",
     "Node",
     "NotAllowed",
+    "NotFound",
     "NotOwner",
     "On",
     "ParamsModel",
@@ -125,7 +126,6 @@ __all__ = [
     "StoreMismatch",
     "TaskFunction",
     "TaskType",
-    "UnknownWorkflow",
     "Workflow",
     "WorkflowClient",
     "WrongState",

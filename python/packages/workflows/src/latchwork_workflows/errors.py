@@ -37,8 +37,11 @@ class DefinitionInvalid(LatchworkError, ValueError):
         super().__init__(f"the definition has {_counted(len(self.problems))}: {first}{more}")
 
 
-class UnknownWorkflow(LatchworkError, LookupError):
-    """There is no workflow, version, run or task of this name or ID."""
+class NotFound(LatchworkError, LookupError):
+    """A workflow, run, task, pool or other object of this name or ID does not exist. The message names it.
+
+    Also raised for an object that the account may not see.
+    """
 
 
 class WrongState(LatchworkError):

@@ -34,7 +34,7 @@ class AlertsClient:
         """Return an alert with its deliveries.
 
         Raises:
-            UnknownWorkflow: There is no alert with this ID.
+            NotFound: There is no alert with this ID.
         """
         return self._api.get(build_resource_path("alerts", alert_id), Alert)
 
@@ -42,7 +42,7 @@ class AlertsClient:
         """Send an alert again to one of its channels, as a new message. Recipients may get the message twice.
 
         Raises:
-            UnknownWorkflow: There is no delivery with this ID.
+            NotFound: There is no delivery with this ID.
             WrongState: The delivery is being sent right now.
         """
         self._api.post(build_resource_path("deliveries", delivery_id, action="resend"), None, type(None))
@@ -76,7 +76,7 @@ class ChannelsClient:
         """Delete an alert channel.
 
         Raises:
-            UnknownWorkflow: There is no such channel.
+            NotFound: There is no such channel.
         """
         self._api.delete(build_resource_path("channels", name), type(None))
 
@@ -85,6 +85,6 @@ class ChannelsClient:
         sending succeeded.
 
         Raises:
-            UnknownWorkflow: There is no such channel.
+            NotFound: There is no such channel.
         """
         return self._api.post(build_resource_path("channels", name, action="test"), None, ChannelTest).alert

@@ -91,7 +91,7 @@ class BackfillsClient:
                 ``none``, ``direct``, or ``all``, including indirect dependents. Each of their runs waits for its date.
             unique_key: Requests with the same key are one backfill.
         Raises:
-            UnknownWorkflow: There is no such workflow.
+            NotFound: There is no such workflow.
             WrongState: The workflow is offline.
             BadRequest: A date is in the future or has no fire time, there are too many, or there is no such parameter.
         """
@@ -131,7 +131,7 @@ class BackfillsClient:
             before: Return only backfills with lower IDs, for the next page.
             limit: The maximum number of results.
         Raises:
-            UnknownWorkflow: There is no such workflow.
+            NotFound: There is no such workflow.
         """
         project, workflow = ("", "") if name is None else split_workflow_name(name)
         return self._api.get(
@@ -142,7 +142,7 @@ class BackfillsClient:
         """Return a backfill with its progress.
 
         Raises:
-            UnknownWorkflow: There is no backfill with this ID.
+            NotFound: There is no backfill with this ID.
         """
         return self._api.get(build_resource_path("backfills", backfill), Backfill)
 
@@ -164,7 +164,7 @@ class BackfillsClient:
         """Stop a backfill: start no more dates and stop the active runs. Return the ID of the command.
 
         Raises:
-            UnknownWorkflow: There is no backfill with this ID.
+            NotFound: There is no backfill with this ID.
             WrongState: It has ended, or is stopping.
         """
         return self._api.post(build_resource_path("backfills", backfill, action="stop"), None, CommandSent).command
@@ -177,7 +177,7 @@ class BackfillsClient:
             timeout_s: Seconds to wait. None: forever.
         Raises:
             WaitTimeout: The backfill has not ended in time. It continues.
-            UnknownWorkflow: There is no backfill with this ID.
+            NotFound: There is no backfill with this ID.
         """
         deadline = PollDeadline(timeout_s)
         while True:

@@ -38,7 +38,7 @@ class GrantsClient:
         Tasks that need the grant fail from now on. Requires a session, not a token.
 
         Raises:
-            UnknownWorkflow: There is no such grant.
+            NotFound: There is no such grant.
         """
         body = build_request(GrantChange, grantee=grantee, role=None)
         self._api.put(build_resource_path("projects", project, "grants"), body, type(None))

@@ -25,7 +25,7 @@ class PoolsClient:
             name: The name of the pool.
             limit: The maximum number of waiting tasks.
         Raises:
-            UnknownWorkflow: There is no pool of this name.
+            NotFound: There is no pool of this name.
         """
         return self._api.get(build_resource_path("pools", name), PoolDetail, limit=limit)
 
@@ -47,7 +47,7 @@ class PoolsClient:
         """Remove a pool that no workflow uses.
 
         Raises:
-            UnknownWorkflow: There is no pool of this name.
+            NotFound: There is no pool of this name.
             WrongState: Workflows use the pool.
         """
         self._api.delete(build_resource_path("pools", name), type(None))

@@ -34,7 +34,7 @@ class CommandsClient:
         """Return a command with its state: open, executed or refused.
 
         Raises:
-            UnknownWorkflow: There is no command with this ID.
+            NotFound: There is no command with this ID.
         """
         return self._api.get(build_resource_path("commands", command), Command)
 
@@ -139,7 +139,7 @@ class RunsClient:
             schedule_time: The time from which parameters count, in seconds since the epoch. None: now.
             unique_key: Idempotency key. Requests with the same key create one run.
         Raises:
-            UnknownWorkflow: There is no such workflow.
+            NotFound: There is no such workflow.
             WrongState: The workflow is offline.
             BadRequest: The workflow has no such parameter or task.
         """
@@ -168,7 +168,7 @@ class RunsClient:
             before: Return only runs with lower IDs, for the next page.
             limit: The maximum number of results, up to 500.
         Raises:
-            UnknownWorkflow: There is no such workflow.
+            NotFound: There is no such workflow.
             BadRequest: There is no such state.
         """
         project, workflow = ("", "") if name is None else split_workflow_name(name)
@@ -179,7 +179,7 @@ class RunsClient:
         """Return a run with its current tasks.
 
         Raises:
-            UnknownWorkflow: There is no run with this ID.
+            NotFound: There is no run with this ID.
         """
         return self._api.get(build_resource_path("runs", run), RunDetail)
 
@@ -191,7 +191,7 @@ class RunsClient:
             timeout_s: Seconds to wait. None: forever.
         Raises:
             WaitTimeout: The run has not ended in time. It continues.
-            UnknownWorkflow: There is no run with this ID.
+            NotFound: There is no run with this ID.
         """
         deadline = PollDeadline(timeout_s)
         while True:
@@ -246,7 +246,7 @@ class RunsClient:
             no_cache: For ``rerun``: run every task, even if its outputs are cached.
             unique_key: Idempotency key. Commands with the same key are carried out once.
         Raises:
-            UnknownWorkflow: There is no such run.
+            NotFound: There is no such run.
             WrongState: The state of the run does not allow the action. The message names the states that do.
             NotAllowed: Only masters send this command.
         """
@@ -289,7 +289,7 @@ class TasksClient:
         """Return a task with its attempts and an explanation of its state.
 
         Raises:
-            UnknownWorkflow: There is no task with this ID.
+            NotFound: There is no task with this ID.
         """
         return self._api.get(build_resource_path("tasks", task), TaskDetail)
 
@@ -312,7 +312,7 @@ class TasksClient:
         """Mark a failed task as successful, and return the ID of the command.
 
         Raises:
-            UnknownWorkflow: There is no task with this ID.
+            NotFound: There is no task with this ID.
             WrongState: The task has not failed.
         """
         return self._api.post(build_resource_path("tasks", task, action="force-success"), None, CommandSent).command
@@ -321,7 +321,7 @@ class TasksClient:
         """Start a queued task without waiting for a pool slot, and return the ID of the command.
 
         Raises:
-            UnknownWorkflow: There is no task with this ID.
+            NotFound: There is no task with this ID.
             WrongState: The task is not queued.
         """
         return self._api.post(build_resource_path("tasks", task, action="force-start"), None, CommandSent).command
@@ -341,7 +341,7 @@ class AttemptsClient:
             offset: The offset of the part, in bytes.
             limit: The maximum number of bytes.
         Raises:
-            UnknownWorkflow: There is no such attempt.
+            NotFound: There is no such attempt.
             Unavailable: The API cannot read logs.
         """
         where = build_resource_path("attempts", attempt, "log", "raw")

@@ -58,7 +58,7 @@ class ConnectionsClient:
         """Delete a connection, and return the workflows that still use it.
 
         Raises:
-            UnknownWorkflow: There is no connection of this name.
+            NotFound: There is no connection of this name.
         """
         return self._api.delete(build_resource_path("connections", name), SettingRemoved, project=project).missed_by
 
@@ -71,7 +71,7 @@ class ConnectionsClient:
             test_project: The project in which to test a shared connection. Empty: ``default``.
             group: The worker group whose workers test the connection.
         Raises:
-            UnknownWorkflow: There is no connection of this name.
+            NotFound: There is no connection of this name.
         """
         body = build_request(ConnectionTest, within=test_project, group=group)
         return self._api.post(
@@ -119,7 +119,7 @@ class EnvironmentsClient:
         """Delete an environment. Return the workflows that still refer to it.
 
         Raises:
-            UnknownWorkflow: There is no environment of this name.
+            NotFound: There is no environment of this name.
         """
         return self._api.delete(build_resource_path("environments", name), SettingRemoved, project=project).missed_by
 
@@ -150,6 +150,6 @@ class ParametersClient:
         """Delete a parameter. Return the workflows that still refer to it.
 
         Raises:
-            UnknownWorkflow: There is no parameter of this name.
+            NotFound: There is no parameter of this name.
         """
         return self._api.delete(build_resource_path("parameters", name), SettingRemoved, project=project).missed_by

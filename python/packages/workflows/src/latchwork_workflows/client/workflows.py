@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from latchwork_workflows.bundles import pack_bundle
 from latchwork_workflows.client.transport import Transport, build_resource_path, split_workflow_name
 from latchwork_workflows.deployment import find_code_path, list_workflows, set_bundle
-from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
+from latchwork_workflows.errors import DefinitionInvalid, NotFound
 from latchwork_workflows.errors import Problem as DefinitionProblem
 from latchwork_workflows.model.builder import Workflow as BuiltWorkflow
 from latchwork_workflows.model.definition import Definition
@@ -59,7 +59,7 @@ class WorkflowsClient:
             name: The workflow.
             version: The version. None: the newest one.
         Raises:
-            UnknownWorkflow: There is no such workflow or version.
+            NotFound: There is no such workflow or version.
         """
         return self._api.get(
             build_resource_path("workflows", *split_workflow_name(name)), WorkflowDetail, version=version
@@ -73,7 +73,7 @@ class WorkflowsClient:
             before: Return only lower version numbers, for the next page.
             limit: The maximum number of results.
         Raises:
-            UnknownWorkflow: There is no such workflow.
+            NotFound: There is no such workflow.
         """
         where = build_resource_path("workflows", *split_workflow_name(name), "versions")
         return self._api.get(where, list[WorkflowVersion], before=before, limit=limit)
@@ -113,13 +113,13 @@ class WorkflowsClient:
             online: Whether the workflows can be started. None: new workflows can be started, and existing ones stay as
                 they are.
         Raises:
-            UnknownWorkflow: The module has no workflows.
+            NotFound: The module has no workflows.
             DefinitionInvalid: A workflow is invalid. Contains the problems of the first one.
             BadBundle: The code cannot be packed.
         """
         found = list_workflows(module)
         if not found:
-            raise UnknownWorkflow(f"module {module.__name__} has no workflows; put @workflow before a function")
+            raise NotFound(f"module {module.__name__} has no workflows; put @workflow before a function")
         definitions = [each.definition for each in found]
         if bundle:
             data = pack_bundle(find_code_path(module)).data
@@ -151,7 +151,7 @@ class SchedulesClient:
         """Return the schedule of a workflow, or None if it has no schedule.
 
         Raises:
-            UnknownWorkflow: There is no such workflow.
+            NotFound: There is no such workflow.
         """
         project, workflow = split_workflow_name(name)
         found = self._api.get("/schedules", list[Schedule], project=project, workflow=workflow, count=count)

@@ -12,6 +12,7 @@ from latchwork.errors import LatchworkError
 from latchwork_workflows.db.database import Database, DatabaseUnavailable
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import account, account_role, api_token, web_session
+from latchwork_workflows.errors import NotFound
 from latchwork_workflows.schemas.accounts import Account, ApiToken
 from latchwork_workflows.web import (
     AttemptLimit,
@@ -31,10 +32,6 @@ _LINK_S = 3600.0
 _USED_S = 300.0
 TOKEN_PREFIX = "lw_"  # noqa: S105 - what every token begins with
 _SESSION, _LINK = "session", "link"
-
-
-class UnknownAccount(LatchworkError, LookupError):
-    """There is no account or token of this name."""
 
 
 class DatabaseAccounts:
@@ -145,7 +142,7 @@ class DatabaseAccounts:
             by: The account that creates the link.
             lasts_s: Seconds until the link expires.
         Raises:
-            UnknownAccount: There is no account of this name.
+            NotFound: There is no account of this name.
         """
         link, now = create_secret(), time.time()
         row = {"digest": hash_secret(link), "account": name, "kind": _LINK, "csrf": ""}
@@ -183,7 +180,7 @@ class DatabaseAccounts:
         """Set a new password. Ends all sessions, links and tokens of the account.
 
         Raises:
-            UnknownAccount: There is no account of this name.
+            NotFound: There is no account of this name.
             ValueError: The password is too short or too long.
         """
         stored = hash_password(password)
@@ -197,7 +194,7 @@ class DatabaseAccounts:
         """Enable or disable an account. Disabling it ends all its sessions, links and tokens.
 
         Raises:
-            UnknownAccount: There is no account of this name.
+            NotFound: There is no account of this name.
         """
         with self._database.write() as connection:
             _require_account(connection, name)
@@ -217,7 +214,7 @@ class DatabaseAccounts:
             role: The role. None: remove it.
             by: The account that makes the change.
         Raises:
-            UnknownAccount: There is no account of this name.
+            NotFound: There is no account of this name.
         """
         there = sa.and_(account_role.c.account == name, account_role.c.project == project)
         with self._database.write() as connection:
@@ -261,7 +258,7 @@ class DatabaseAccounts:
             role: The highest role that the token has. None: the roles of the account.
             lasts_s: Seconds until the token expires. None: never.
         Raises:
-            UnknownAccount: There is no account of this name.
+            NotFound: There is no account of this name.
         """
         token, now = create_secret(TOKEN_PREFIX), time.time()
         row = {"account": name, "name": title, "digest": hash_secret(token), "role": role.label if role else None}
@@ -288,7 +285,7 @@ class DatabaseAccounts:
             by: The account that revokes it.
             only_of: The account that the token must belong to. None: any account.
         Raises:
-            UnknownAccount: There is no such token.
+            NotFound: There is no such token.
         """
         gone = sa.delete(api_token).where(api_token.c.id == token_id)
         if only_of is not None:
@@ -296,7 +293,7 @@ class DatabaseAccounts:
         with self._database.write() as connection:
             row = connection.execute(gone.returning(api_token.c.account)).first()
             if row is None:
-                raise UnknownAccount(f"there is no token {token_id}")
+                raise NotFound(f"there is no token {token_id}")
             record_event(connection, "token revoke", by=by, details={"account": row.account, "token": token_id})
 
 
@@ -325,4 +322,4 @@ def end_all_sessions(connection: sa.Connection, name: str) -> None:
 
 def _require_account(connection: sa.Connection, name: str) -> None:
     if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
-        raise UnknownAccount(f"there is no account {name!r}")
+        raise NotFound(f"there is no account {name!r}")

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db.tables import command, shard
-from latchwork_workflows.errors import KeyReused, UnknownWorkflow
+from latchwork_workflows.errors import KeyReused, NotFound
 
 
 class CommandType(StrEnum):
@@ -257,9 +257,9 @@ def find_command(connection: sa.Connection, command_id: int) -> CommandRow:
     """Return the command with this ID.
 
     Raises:
-        UnknownWorkflow: There is no such command.
+        NotFound: There is no such command.
     """
     row = connection.execute(sa.select(*_COLUMNS).where(command.c.id == command_id)).first()
     if row is None:
-        raise UnknownWorkflow(f"there is no command {command_id}")
+        raise NotFound(f"there is no command {command_id}")
     return CommandRow(*row)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import pools
 from latchwork_workflows.db.tables import definition, definition_version, schedule
-from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.errors import NotFound, WrongState
 from latchwork_workflows.model.definition import Definition, ScheduleSpec
 from latchwork_workflows.model.validate import ValidDefinition
 
@@ -150,7 +150,7 @@ def find_workflow(connection: sa.Connection, key: str) -> FoundWorkflow:
     """Find a workflow by ``project.name``, or by its name in the project ``default``.
 
     Raises:
-        UnknownWorkflow: There is no such workflow.
+        NotFound: There is no such workflow.
     """
     for project_, name_ in list_possible_targets(key):
         row = connection.execute(
@@ -160,7 +160,7 @@ def find_workflow(connection: sa.Connection, key: str) -> FoundWorkflow:
         ).first()
         if row is not None:
             return FoundWorkflow(row.code, row.version, row.online, project_)
-    raise UnknownWorkflow(f"there is no workflow {key!r}; list them, and name one of another project as project.name")
+    raise NotFound(f"there is no workflow {key!r}; list them, and name one of another project as project.name")
 
 
 def check_online(connection: sa.Connection, code: int) -> None:
@@ -178,7 +178,7 @@ def load_definition(connection: sa.Connection, code: int, version: int) -> Defin
     """Return the definition of a version.
 
     Raises:
-        UnknownWorkflow: There is no such version.
+        NotFound: There is no such version.
     """
     row = connection.execute(
         sa.select(definition_version.c.body).where(
@@ -186,5 +186,5 @@ def load_definition(connection: sa.Connection, code: int, version: int) -> Defin
         )
     ).scalar_one_or_none()
     if row is None:
-        raise UnknownWorkflow(f"workflow {code} has no version {version}")
+        raise NotFound(f"workflow {code} has no version {version}")
     return Definition.model_validate_json(row)

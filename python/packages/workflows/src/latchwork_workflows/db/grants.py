@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db import definitions
 from latchwork_workflows.db.definitions import FoundWorkflow
 from latchwork_workflows.db.tables import project_grant
-from latchwork_workflows.errors import NotAllowed, Problem, UnknownWorkflow
+from latchwork_workflows.errors import NotAllowed, NotFound, Problem
 from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.model.lineage import WorkflowReference, list_references_of_task
 from latchwork_workflows.schemas.grants import Grant
@@ -76,12 +76,12 @@ def find_granted_workflow(connection: sa.Connection, grantee: str, name: str, ki
         kind: The type of the task: ``sub_process`` or ``dependent``.
     Raises:
         NotAllowed: The project of the task lacks the required role, whether or not the workflow exists.
-        UnknownWorkflow: There is no such workflow.
+        NotFound: There is no such workflow.
     """
     role = _NEEDED[kind]
     try:
         found = definitions.find_workflow(connection, name)
-    except UnknownWorkflow:
+    except NotFound:
         check_grant(connection, grantee, definitions.list_possible_targets(name)[0][0], role)
         raise
     check_grant(connection, grantee, found.project, role)
@@ -96,7 +96,7 @@ def find_missing_grants(connection: sa.Connection, definition: Definition) -> It
                 find_granted_workflow(connection, definition.project, *each)
             except NotAllowed as error:
                 yield Problem(f"tasks[{index}].params.{'workflow' if each[1] == 'sub_process' else 'on'}", str(error))
-            except UnknownWorkflow:
+            except NotFound:
                 continue  # it may be created later
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from latchwork.errors import LatchworkError
 from latchwork.spi import printable
+from latchwork_workflows.errors import NotFound
 
 #: The default maximum size of a part.
 PART_BYTES = 65_536
@@ -20,7 +21,7 @@ _REF = re.compile(r"\d{1,19}/\d{1,19}/\d{1,19}/\d{1,9}\.\d{1,19}\.(?:log|rows)",
 _FILE = re.compile(r"[a-z]{1,20}/[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
-class LogMissing(LatchworkError, LookupError):
+class LogMissing(NotFound):
     """The log does not exist: its attempt has written nothing yet, or retention has deleted it."""
 
 

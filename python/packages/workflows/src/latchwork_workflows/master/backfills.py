@@ -14,7 +14,7 @@ from latchwork.spi import reason
 from latchwork_workflows.db import backfills, definitions
 from latchwork_workflows.db.commands import CommandRow, CommandType, send_command
 from latchwork_workflows.db.runs import StoredRun
-from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.errors import NotFound, WrongState
 from latchwork_workflows.master.commands import MalformedCommand, parse_backfill_request
 from latchwork_workflows.master.state_cache import VersionCache
 from latchwork_workflows.model.definition import PRIORITIES
@@ -76,7 +76,7 @@ class BackfillAdvancer:
             The ID of the backfill.
         Raises:
             MalformedCommand: The command was not written by Latchwork.
-            UnknownWorkflow: This shard has no such backfill, or the version does not exist.
+            NotFound: This shard has no such backfill, or the version does not exist.
             WrongState: The backfill has ended or is stopping.
         """
         if command.type == "backfill":
@@ -123,7 +123,7 @@ class BackfillAdvancer:
     def _stop(self, number: int) -> None:
         found = backfills.load_backfill(self._connection, number, shard=self._shard)
         if found is None:
-            raise UnknownWorkflow(f"there is no backfill {number} here")
+            raise NotFound(f"there is no backfill {number} here")
         if found.state not in STOPPABLE:
             raise WrongState(
                 f"backfill {number} is {found.state.value}; only one that is running or held can be stopped"

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from latchwork.errors import LatchworkError
 from latchwork.spi import MAX_TIME_S, is_number, reason
 from latchwork_workflows.db.commands import CommandRow
-from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
+from latchwork_workflows.errors import NotAllowed, NotFound, WrongState
 from latchwork_workflows.model.backfill_dates import MAX_PARALLEL, MAX_SCHEDULE_TIMES
 from latchwork_workflows.model.definition import PRIORITIES, Priority
 from latchwork_workflows.state import (
@@ -205,7 +205,7 @@ def may_concern_one_run(error: Exception) -> bool:
         is_refused = isinstance(error, _REFUSED) or type(error) is sa.exc.StatementError
         return is_refused and not getattr(error, "connection_invalidated", False)
     if isinstance(error, LatchworkError):
-        return isinstance(error, (ValueError, NotAllowed, UnknownWorkflow, WrongState))
+        return isinstance(error, (ValueError, NotAllowed, NotFound, WrongState))
     return not isinstance(error, RunErrorSuspected)
 
 

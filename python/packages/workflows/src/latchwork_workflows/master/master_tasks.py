@@ -16,7 +16,7 @@ from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.commands import CommandRow, CommandType, send_command
 from latchwork_workflows.db.history import record_event as told_people
 from latchwork_workflows.db.runs import StoredRun
-from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.errors import NotFound
 from latchwork_workflows.master.commands import MalformedCommand, RunRequest, get_error_text
 from latchwork_workflows.master.dispatcher import SwitchChoice, load_context
 from latchwork_workflows.master.state_cache import VersionCache
@@ -369,7 +369,7 @@ class MasterTasks:
                 code, _, _, project = grants.find_granted_workflow(
                     self._connection, version.definition.project, each.workflow, "dependent"
                 )
-            except UnknownWorkflow:
+            except NotFound:
                 return None  # it may be created later
             related_runs.register_wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
             found = [

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import alerts
 from latchwork_workflows.db.runs import StoredRun
-from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.errors import NotFound
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
 from latchwork_workflows.state import TaskState, WorkflowRun, get_map_name
 from latchwork_workflows.state.alerts import select_facts_to_report
@@ -105,6 +105,6 @@ def _find_version(plans: VersionCache, connection: sa.Connection, run: StoredRun
     """Return the workflow version of a run. None if this program cannot read it: such a run gets no alerts."""
     try:
         return plans.get(connection, run.code, run.version)
-    except (ValueError, UnknownWorkflow) as error:
+    except (ValueError, NotFound) as error:
         _log.warning("run %d has no alerts: version %d cannot be read: %s", run.id, run.version, error)
         return None

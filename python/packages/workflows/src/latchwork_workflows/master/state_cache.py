@@ -287,7 +287,7 @@ class VersionCache:
         """Return a version of a workflow. It is read from the database if it is not cached.
 
         Raises:
-            UnknownWorkflow: The version does not exist.
+            NotFound: The version does not exist.
             ValueError: This program cannot read it.
         """
         with self._mutex:

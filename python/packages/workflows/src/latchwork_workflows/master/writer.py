@@ -17,7 +17,7 @@ from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.commands import CommandRow, CommandType
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.db.tables import event
-from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.errors import NotFound, WrongState
 from latchwork_workflows.keys import Order, build_log_ref, parse_attempt_key
 from latchwork_workflows.master.backfills import BackfillAdvancer
 from latchwork_workflows.master.commands import (
@@ -486,7 +486,7 @@ class TurnWriter:
             else:
                 run_id = self._start(row) if row.type in STARTS else self._command_run(row)
                 self._held.process_calls()
-        except (WrongState, UnknownWorkflow, MalformedCommand) as refusal:
+        except (WrongState, NotFound, MalformedCommand) as refusal:
             error = str(refusal)
         commands.record_command_result(
             self._connection, row.id, self._now, run_id=run_id, error=error, backfill=backfill
@@ -551,7 +551,7 @@ class TurnWriter:
         run_id = row.run_id or 0
         stored = self.get_run(run_id)
         if stored is None:
-            raise UnknownWorkflow(f"there is no run {run_id} here that can be read")
+            raise NotFound(f"there is no run {run_id} here that can be read")
         related_runs.check_command_to_child(self._connection, run_id, stored.parent, row.type)
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
@@ -573,7 +573,7 @@ class TurnWriter:
             may_start_now = self._concurrency.may_start_now(
                 stored, self._plans.get(self._connection, stored.code, stored.version)
             )
-        except (ValueError, UnknownWorkflow):
+        except (ValueError, NotFound):
             may_start_now = True  # no version can start it: the run fails, not its shard
         if may_start_now:
             self.advance_single_run(run_id, [Begin()], {})
@@ -599,7 +599,7 @@ class TurnWriter:
         """
         try:
             version = self._plans.get(self._connection, stored.code, stored.version)
-        except (ValueError, UnknownWorkflow):
+        except (ValueError, NotFound):
             return False
         return self._concurrency.must_wait(version, dry=stored.known.dry, must_run=True)
 

@@ -10,8 +10,8 @@ from latchwork_workflows.errors import (
     DefinitionInvalid,
     KeyReused,
     NotAllowed,
+    NotFound,
     StoreMismatch,
-    UnknownWorkflow,
     WrongState,
 )
 from latchwork_workflows.errors import Problem as DefinitionProblem
@@ -19,7 +19,7 @@ from latchwork_workflows.schemas.base import Document
 
 #: Exceptions by status and by the last part of the problem's ``type``. The first of a status stands for the others.
 KINDS: tuple[tuple[type[LatchworkError], int, str], ...] = (
-    (UnknownWorkflow, 404, "not-found"),
+    (NotFound, 404, "not-found"),
     (NotAllowed, 403, "not-allowed"),
     (NotAllowed, 401, "not-signed-in"),
     (WrongState, 409, "wrong-state"),
@@ -30,6 +30,8 @@ KINDS: tuple[tuple[type[LatchworkError], int, str], ...] = (
     (StoreMismatch, 503, "store-mismatch"),
 )
 _TYPE = "tag:latchwork,2026:"
+#: The ``type`` of the error document for a missing object.
+NOT_FOUND = f"{_TYPE}not-found"
 
 
 class FieldProblem(Document):

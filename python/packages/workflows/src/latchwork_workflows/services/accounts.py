@@ -102,7 +102,7 @@ def revoke_token(context: ServiceContext, user: Identity, token_id: int) -> None
 
     Raises:
         HttpProblem: 403 (forbidden) if the request was made with a token.
-        UnknownAccount: The token does not exist, or belongs to another account.
+        NotFound: The token does not exist, or belongs to another account.
     """
     require_session(user)
     only_of = None if user.has_role(Role.ADMIN) else user.name
@@ -114,7 +114,7 @@ def create_sign_in_link(context: ServiceContext, user: Identity, name: str) -> s
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this.
-        UnknownAccount: The account does not exist.
+        NotFound: The account does not exist.
     """
     require_session(user)
     require_role(user, Role.ADMIN)

@@ -13,6 +13,7 @@ from latchwork_workflows.db import alerts
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.alerts import Alert, Channel, Delivery
 from latchwork_workflows.services.context import ServiceContext, list_visible_codes, require_role
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.state.alerts import DeliveryState
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -65,7 +66,7 @@ def get_alert(context: ServiceContext, user: Identity, alert_id: int) -> Alert:
     with context.database.read() as connection:
         row = alerts.find_alert(connection, alert_id)
         if row is None or not user.has_role(Role.VIEWER, row.project or ""):
-            raise HttpProblem(404, f"there is no alert {alert_id}")
+            raise object_not_found(f"there is no alert {alert_id}")
         return _alert(row, alerts.list_deliveries(connection, [alert_id])[alert_id])
 
 
@@ -80,7 +81,7 @@ def resend_delivery(context: ServiceContext, user: Identity, delivery_id: int) -
     with context.database.write() as connection:
         row = alerts.find_delivery(connection, delivery_id)
         if row is None or not user.has_role(Role.VIEWER, row.project or ""):
-            raise HttpProblem(404, f"there is no delivery {delivery_id}")
+            raise object_not_found(f"there is no delivery {delivery_id}")
         require_role(user, Role.EDITOR, row.project or "")
         if not alerts.schedule_resend(connection, delivery_id, time.time()):
             raise HttpProblem(409, f"delivery {delivery_id} is being sent; try again in a minute")
@@ -137,7 +138,7 @@ def remove_channel(context: ServiceContext, user: Identity, name: str) -> None:
     require_role(user, Role.ADMIN)
     with context.database.write() as connection:
         if not alerts.remove_channel(connection, name):
-            raise HttpProblem(404, f"there is no channel {name}")
+            raise object_not_found(f"there is no channel {name}")
         record_event(connection, "channel removed", by=user.name, details={"channel": name})
 
 
@@ -152,7 +153,7 @@ def send_test_alert(context: ServiceContext, user: Identity, name: str) -> int:
     require_role(user, Role.ADMIN)
     with context.database.write() as connection:
         if alerts.find_channel(connection, name) is None:
-            raise HttpProblem(404, f"there is no channel {name}")
+            raise object_not_found(f"there is no channel {name}")
         details = {"by": user.name}
         made = alerts.create_alert(
             connection, [name], kind="test", cause=uuid.uuid4().hex, now=time.time(), details=details

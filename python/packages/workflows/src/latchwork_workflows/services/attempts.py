@@ -16,6 +16,7 @@ from latchwork_workflows.logs import LogMissing, LogPart, LogStore, clean_text
 from latchwork_workflows.schemas.tasks import Attempt, LogText
 from latchwork_workflows.services import tasks
 from latchwork_workflows.services.context import ServiceContext
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.services.runs import to_attempt
 from latchwork_workflows.web import HttpProblem, Identity, run_in_stream_thread
 
@@ -51,12 +52,12 @@ def find_attempt(context: ServiceContext, user: Identity, name: str) -> FoundAtt
     """
     task, n, claim = (int(each) for each in name.split("."))
     if max(task, claim) >= 2**63 or n >= 2**31:
-        raise HttpProblem(404, f"there is no attempt {name}")
+        raise object_not_found(f"there is no attempt {name}")
     row = tasks.find_task_row(context, user, task)
     with context.database.read() as connection:
         found = run_queries.find_attempt(connection, task, n, claim)
     if found is None:
-        raise HttpProblem(404, f"there is no attempt {name}")
+        raise object_not_found(f"there is no attempt {name}")
     return FoundAttempt(to_attempt(found), found.log_ref, row)
 
 

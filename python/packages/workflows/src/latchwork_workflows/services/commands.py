@@ -13,6 +13,7 @@ from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.commands import Command
 from latchwork_workflows.services import runs
 from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
@@ -27,7 +28,7 @@ def get_command(context: ServiceContext, user: Identity, command_id: int) -> Com
     with context.database.read() as connection:
         row = run_queries.find_command(connection, command_id)
         if row is None:
-            raise HttpProblem(404, f"there is no command {command_id}")
+            raise object_not_found(f"there is no command {command_id}")
         about = _find_target(connection, row)
         if about is not None or not user.has_role(Role.ADMIN):  # a repair is about a shard, which has no project
             require_visible(user, about, f"command {command_id}")

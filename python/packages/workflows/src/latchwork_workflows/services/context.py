@@ -18,6 +18,7 @@ from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.lineage import ReferenceCache
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.model.definition import NAME_PATTERN
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -251,5 +252,5 @@ def require_visible(user: Identity, row: sa.Row[Any] | None, what: str) -> sa.Ro
         HttpProblem: 404 (not found) if there is no row or the account may not see its project.
     """
     if row is None or not user.has_role(Role.VIEWER, row.project):
-        raise HttpProblem(404, f"there is no {what}")
+        raise object_not_found(f"there is no {what}")
     return row

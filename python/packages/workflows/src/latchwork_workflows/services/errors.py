@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.db.accounts import UnknownAccount
-from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
-from latchwork_workflows.logs import LogMissing
-from latchwork_workflows.schemas.problems import get_status_and_type
+from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.schemas.problems import NOT_FOUND, get_status_and_type
 from latchwork_workflows.web import HttpProblem, TooManyAttempts
 
 EXPECTED: tuple[type[Exception], ...] = (LatchworkError,)
@@ -17,8 +15,6 @@ _RETRY_S = 5
 
 def to_http_problem(error: Exception) -> HttpProblem | None:
     """Convert an exception of a service to an HTTP problem. Return None for unexpected exceptions."""
-    if isinstance(error, (UnknownAccount, LogMissing)):
-        error = UnknownWorkflow(str(error))
     if isinstance(error, TooManyAttempts):
         return HttpProblem(429, str(error), headers={"Retry-After": str(math.ceil(error.wait_s))})
     found = get_status_and_type(error)
@@ -29,3 +25,11 @@ def to_http_problem(error: Exception) -> HttpProblem | None:
     headers = {"Retry-After": str(_RETRY_S)} if status == 503 else {}
     possible = list(getattr(error, "possible", ())) or None
     return HttpProblem(status, str(error), errors=errors, headers=headers, possible=possible, type=kind)
+
+
+def object_not_found(message: str) -> HttpProblem:
+    """Return the problem for an object that does not exist, or that the account may not see.
+
+    The client raises it as ``NotFound``. A path that the API does not have is another problem, without this type.
+    """
+    return HttpProblem(404, message, type=NOT_FOUND)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from latchwork_workflows import explain
 from latchwork_workflows.db import attempts, concurrency, grants, pools, related_runs, run_queries, workers
 from latchwork_workflows.db.tables import shard
-from latchwork_workflows.errors import NotAllowed, UnknownWorkflow
+from latchwork_workflows.errors import NotAllowed, NotFound
 from latchwork_workflows.explain import (
     FullPool,
     GroupWorkers,
@@ -351,7 +351,7 @@ def _is_fulfilled(
 ) -> bool | None:
     try:
         code = grants.find_granted_workflow(connection, project, other.workflow, "dependent").code
-    except (NotAllowed, UnknownWorkflow):
+    except (NotAllowed, NotFound):
         return None
     found = [
         related_runs.find_newest_run(connection, code, span, without)

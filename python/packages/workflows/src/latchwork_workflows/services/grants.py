@@ -9,7 +9,8 @@ from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.services.accounts import require_session
 from latchwork_workflows.services.context import ServiceContext, require_role, validate
-from latchwork_workflows.web import HttpProblem, Identity, Role
+from latchwork_workflows.services.errors import object_not_found
+from latchwork_workflows.web import Identity, Role
 
 
 def list_grants(context: ServiceContext, user: Identity, project: str = "") -> list[Grant]:
@@ -60,5 +61,5 @@ def remove_grant(context: ServiceContext, user: Identity, project: str, grantee:
     with context.database.write() as connection:
         if not grants.remove_grant(connection, project, grantee):
             whom = f"project {grantee!r}" if grantee else "all projects"
-            raise HttpProblem(404, f"there is no grant of project {project!r} to {whom}")
+            raise object_not_found(f"there is no grant of project {project!r} to {whom}")
         record_event(connection, "grant end", by=user.name, project=project, details={"grantee": grantee or "*"})

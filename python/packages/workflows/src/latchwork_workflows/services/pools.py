@@ -10,6 +10,7 @@ from latchwork_workflows.db.history import record_event
 from latchwork_workflows.keys import build_pool_key
 from latchwork_workflows.schemas.pools import Pool, PoolDetail, PoolSettings, get_project_of_pool
 from latchwork_workflows.services.context import ServiceContext, require_any_role, require_role, validate
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.services.workers import list_queued_tasks, list_tasks_of_attempts
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -135,4 +136,4 @@ def _visible(user: Identity, names: Sequence[str]) -> list[str]:
 
 
 def _missing(name: str) -> HttpProblem:
-    return HttpProblem(404, f"there is no pool {name[:100]!r}")
+    return object_not_found(f"there is no pool {name[:100]!r}")

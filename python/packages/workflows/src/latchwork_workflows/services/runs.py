@@ -22,7 +22,7 @@ from latchwork_workflows.db.commands import (
 )
 from latchwork_workflows.db.definitions import load_definition
 from latchwork_workflows.db.history import record_event
-from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.errors import NotFound, WrongState
 from latchwork_workflows.model.definition import PRIORITIES, Definition, build_plan
 from latchwork_workflows.model.json_values import MAX_PARAMS_BYTES, find_storage_problems
 from latchwork_workflows.model.validate import sort_topologically
@@ -30,6 +30,7 @@ from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import Run, RunDetail, StartRequest
 from latchwork_workflows.schemas.tasks import Attempt, Task
 from latchwork_workflows.services.context import ServiceContext, list_visible_codes, require_role, require_visible
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.state import (
     Event,
     Pause,
@@ -402,7 +403,7 @@ def _check_state(connection: sa.Connection, row: Row, command_type: CommandType,
     """
     stored = runs.load_runs(connection, [row.id]).get(row.id)
     if stored is None:
-        raise HttpProblem(404, f"there is no run {row.id}")
+        raise object_not_found(f"there is no run {row.id}")
     try:
         related_runs.check_command_to_child(connection, row.id, stored.parent, command_type.value)
         advance(_plan(connection, row), stored.known, [event], time.time())
@@ -410,7 +411,7 @@ def _check_state(connection: sa.Connection, row: Row, command_type: CommandType,
         raise HttpProblem(
             409, str(error), possible=list(list_possible_commands(stored.known.state)), state=stored.known.state.value
         ) from None
-    except UnknownWorkflow as error:
+    except NotFound as error:
         raise HttpProblem(422, str(error), errors=[("start_from", str(error))]) from None
 
 

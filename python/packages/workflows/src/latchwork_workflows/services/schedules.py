@@ -15,6 +15,7 @@ from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import schedule
 from latchwork_workflows.schemas.schedules import LastFire, Schedule
 from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 Row: TypeAlias = Any
@@ -74,7 +75,7 @@ def set_schedule_enabled(context: ServiceContext, user: Identity, project: str, 
         values = {"enabled": True, "cursor": now} if enabled else {"enabled": False}
         connection.execute(sa.update(schedule).where(there).values(values))
         if workflow_queries.find_schedule(connection, row.code) is None:
-            raise HttpProblem(404, f"workflow {project}.{name} has no schedule")
+            raise object_not_found(f"workflow {project}.{name} has no schedule")
         kind = "schedule on" if enabled else "schedule off"
         record_event(connection, kind, by=user.name, project=project, details={"workflow": name})
 

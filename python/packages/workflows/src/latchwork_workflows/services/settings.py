@@ -25,6 +25,7 @@ from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, Setting, SettingKind
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.context import ServiceContext, require_role
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.services.runs import request_run
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -161,7 +162,7 @@ def remove_setting(context: ServiceContext, user: Identity, kind: SettingKind, p
     require_role(user, _required_role(project), project)
     with context.database.write() as connection:
         if not settings.delete_setting(connection, kind, project, name):
-            raise HttpProblem(404, f"there is no {kind} {name} of {_project(project)}")
+            raise object_not_found(f"there is no {kind} {name} of {_project(project)}")
         record_event(connection, f"{kind} delete", by=user.name, project=project, details={kind: name})
     with context.database.read() as connection:
         found = find_missing_references(connection, project or None)
@@ -192,7 +193,7 @@ def check_connection(
     require_role(user, Role.EDITOR, at)
     with context.database.read() as connection:
         if settings.find_setting(connection, "connection", project, name) is None:
-            raise HttpProblem(404, f"there is no connection {name} of {_project(project)}")
+            raise object_not_found(f"there is no connection {name} of {_project(project)}")
         if not project and settings.find_setting(connection, "connection", at, name) is not None:
             raise HttpProblem(409, f"project {at} has a connection {name} too, which takes precedence; test that one")
     task = {"name": "connect", "type": "connect", "timeout_s": TRY_S, "params": {"connection": name}}

@@ -14,6 +14,7 @@ from latchwork_workflows.schemas.runs import ChildRun
 from latchwork_workflows.schemas.tasks import AwaitedRun, Task, TaskDetail
 from latchwork_workflows.services import explanations, runs, workflows
 from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.services.runs import to_attempt, to_task
 from latchwork_workflows.state import ForceStart, ForceSuccess, get_map_name
 from latchwork_workflows.web import HttpProblem, Identity, Role
@@ -141,8 +142,8 @@ def list_elements(
     """
     row = find_task_row(context, user, task_id)
     if row.map_index >= 0:
-        raise HttpProblem(
-            404, f"task {task_id} is an element of a map; ask for the elements of {get_map_name(row.name)}"
+        raise object_not_found(
+            f"task {task_id} is an element of a map; ask for the elements of {get_map_name(row.name)}"
         )
     with context.database.read() as connection:
         found = related_runs.list_elements(connection, row, state=state.replace("\x00", ""), after=after, limit=limit)

@@ -19,6 +19,7 @@ from latchwork_workflows.model.validate import ValidDefinition, check_definition
 from latchwork_workflows.model.yaml_format import format_yaml, parse_yaml
 from latchwork_workflows.schemas.workflows import AppliedVersion, Workflow, WorkflowDetail, WorkflowVersion
 from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
+from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.services.schedules import list_next_fires
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -89,7 +90,7 @@ def get_workflow(
         number = version or row.version
         body = workflow_queries.load_definition(connection, row.code, number)
     if body is None:
-        raise HttpProblem(404, f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
+        raise object_not_found(f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
     return WorkflowDetail(**dict(_workflow(row, time.time())), shown_version=number, definition=body)
 
 

@@ -59,7 +59,7 @@ def advance(plan: WorkflowPlan, run: WorkflowRun, events: Iterable[Event], now: 
         The new state. ``facts`` contains only the facts of this call.
     Raises:
         WrongState: The current state does not allow a command.
-        UnknownWorkflow: A command names a task that does not exist.
+        NotFound: A command names a task that does not exist.
     """
     editor = RunEditor(plan, run, now)
     for event in events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.errors import NotFound, WrongState
 from latchwork_workflows.state import master_tasks
 from latchwork_workflows.state.events import ForceStart, ForceSuccess, Recover, Rerun, Start
 from latchwork_workflows.state.records import DONE, FAILED, RunEditor, RunState, Scope, TaskRun, TaskState, get_map_name
@@ -168,9 +168,7 @@ def _require_state(editor: RunEditor, command: str, more: Collection[RunState] =
 def _require_tasks(editor: RunEditor, names: Iterable[str], more: Collection[str] = ()) -> None:
     for name in names:
         if name not in editor.plan.rules and name not in more:
-            raise UnknownWorkflow(
-                f"the workflow has no task {name!r}; it has {', '.join(list(editor.plan.rules)[:20])}"
-            )
+            raise NotFound(f"the workflow has no task {name!r}; it has {', '.join(list(editor.plan.rules)[:20])}")
 
 
 def _state_text(task: TaskRun | None) -> str:
