@@ -14,7 +14,7 @@ import platform
 import sys
 from pathlib import Path
 
-from latchwork_testkit.cluster_bench import BenchOptions, list_goals, measure
+from latchwork_testkit.cluster_bench import BenchOptions, compare_with_goals, measure
 from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
@@ -67,7 +67,7 @@ def table(found):
         "| measure | goal | " + " | ".join(label for _, label in found) + " |",
         "|---|---|" + "---|" * len(found),
     ]
-    columns = [list_goals(figures) for figures, _ in found]
+    columns = [compare_with_goals(figures) for figures, _ in found]
     for row in zip(*columns, strict=True):
         cells = " | ".join(f"{number(goal.found)}{'' if goal.is_met else ' (missed)'}" for goal in row)
         lines.append(f"| {row[0].what} | {row[0].goal:,g} {row[0].unit} | {cells} |".replace("  |", " |"))
@@ -99,7 +99,7 @@ def main():
         if options.json:
             out = stack.enter_context(options.json.open("w", encoding="utf-8"))
             json.dump([figures.to_json() for figures, _ in found], out, indent=2)
-    sys.exit(0 if all(goal.is_met for figures, _ in found for goal in list_goals(figures)) else 1)
+    sys.exit(0 if all(goal.is_met for figures, _ in found for goal in compare_with_goals(figures)) else 1)
 
 
 if __name__ == "__main__":

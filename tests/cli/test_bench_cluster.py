@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 import latchwork
-from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, StepFigures, compute_checksum, list_goals
+from latchwork_testkit.cluster_bench.model import (
+    BenchOptions,
+    Figures,
+    Goal,
+    StepFigures,
+    compare_with_goals,
+    compute_checksum,
+)
 
 SMALL = ("--workers", "12", "--items", "240", "--jobs", "4", "--deaths", "1", "--idle-s", "3.6", "--debounce-s", "0.05")
 
@@ -68,8 +75,8 @@ def test_every_item_of_the_bench_is_in_one_pool_and_every_worker_in_one_process(
 
 def test_the_slowest_death_counts_against_the_goal():
     figures = Figures(BenchOptions("-"), "x", deaths=[step_figures(), step_figures(seconds=3.0), step_figures()])
-    assert Goal("a worker dies", 3.0, 2.0, "s") in list_goals(figures)
-    assert not next(goal for goal in list_goals(figures) if goal.what == "a worker dies").is_met
+    assert Goal("a worker dies", 3.0, 2.0, "s") in compare_with_goals(figures)
+    assert not next(goal for goal in compare_with_goals(figures) if goal.what == "a worker dies").is_met
 
 
 def test_an_added_item_is_held_to_its_goal_without_the_quiet_time():
@@ -78,7 +85,7 @@ def test_an_added_item_is_held_to_its_goal_without_the_quiet_time():
         "x",
         added=[step_figures(seconds=0.34), step_figures(seconds=0.35), step_figures(seconds=0.9)],
     )
-    goal = next(goal for goal in list_goals(figures) if goal.what == "an item is added")
+    goal = next(goal for goal in compare_with_goals(figures) if goal.what == "an item is added")
     assert abs(goal.found - 0.05) < 1e-9
     assert goal.is_met
 

@@ -102,8 +102,8 @@ class HostsFileLinks(ProxyLinks):
                     ]
 
     @staticmethod
-    def name(number: int) -> str:
-        """Return the host name of a member."""
+    def host_name(number: int) -> str:
+        """Return the host name of a cluster member. The hosts file of each member maps it to the address of a link."""
         return f"member{number + 1}"
 
     def hosts_file(self, number: int) -> str:
@@ -113,9 +113,9 @@ class HostsFileLinks(ProxyLinks):
         Args:
             number: Number of the member.
         """
-        lines = [f"{HOST} localhost {socket.gethostname()} {self.name(number)}"]
+        lines = [f"{HOST} localhost {socket.gethostname()} {self.host_name(number)}"]
         lines += [
-            f"{self._get_proxy_address(number, other)} {self.name(other)}"
+            f"{self._get_proxy_address(number, other)} {self.host_name(other)}"
             for other in range(self.size)
             if other != number
         ]

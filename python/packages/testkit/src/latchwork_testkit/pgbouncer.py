@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from latchwork_testkit.binaries import ServerMissing
-from latchwork_testkit.postgres import STARTUP, PostgresServer, postgres_url, run_as, unprivileged_user
+from latchwork_testkit.postgres import STARTUP, PostgresServer, build_run_as_prefix, postgres_url, unprivileged_user
 from latchwork_testkit.server import Server
 
 _PROBE_TIMEOUT_S = 1.0
@@ -46,12 +46,12 @@ class PgBouncer(Server):
         os.kill(self.pid, signal.SIGHUP)
 
     def is_leader(self) -> bool:
-        """Return whether PgBouncer is running."""
+        """Return True while PgBouncer runs, because it has no other members."""
         return self.running
 
     def _command(self) -> list[str]:
         self.data_dir.chmod(0o755)
-        return [*run_as(unprivileged_user()), str(find_pgbouncer()), str(self._configure())]
+        return [*build_run_as_prefix(unprivileged_user()), str(find_pgbouncer()), str(self._configure())]
 
     def _configure(self) -> Path:
         host, _, port = self._target.rpartition(":")

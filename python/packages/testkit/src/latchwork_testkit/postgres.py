@@ -116,7 +116,7 @@ class PostgresServer(Server):
         """
         command = [str(find_postgres() / "pg_ctl"), "promote", "-D", str(self._data), "-w", "-t", "30"]
         done = subprocess.run(
-            [*run_as(unprivileged_user()), *command], capture_output=True, text=True, check=False, cwd="/"
+            [*build_run_as_prefix(unprivileged_user()), *command], capture_output=True, text=True, check=False, cwd="/"
         )
         if done.returncode != 0:
             raise ServerFailed(f"{self!r} was not promoted: {done.stderr.strip() or done.stdout.strip()}")
@@ -149,7 +149,11 @@ class PostgresServer(Server):
                 self.data_dir.chmod(0o755)
                 shutil.chown(self._data, user)
             result = subprocess.run(
-                [*run_as(user), *self._data_command(program_dir)], capture_output=True, text=True, check=False, cwd="/"
+                [*build_run_as_prefix(user), *self._data_command(program_dir)],
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd="/",
             )
             if result.returncode != 0:
                 raise ServerMissing(f"the database could not be result: {result.stderr.strip()[-500:]}")
@@ -172,7 +176,14 @@ class PostgresServer(Server):
                 "FAKETIME_DONT_FAKE_MONOTONIC=1",
             ]
         arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return [*run_as(user), *environment, str(program_dir / "postgres"), "-D", str(self._data), *arguments]
+        return [
+            *build_run_as_prefix(user),
+            *environment,
+            str(program_dir / "postgres"),
+            "-D",
+            str(self._data),
+            *arguments,
+        ]
 
     def _data_command(self, program_dir: Path) -> list[str]:
         """Return the command that creates the data directory."""
@@ -277,8 +288,8 @@ def unprivileged_user() -> str | None:
     return "postgres" if "postgres" in user_names else "nobody"
 
 
-def run_as(user: str | None) -> list[str]:
-    """Return the arguments to put before a command so that it runs as a user.
+def build_run_as_prefix(user: str | None) -> list[str]:
+    """Build the arguments that, put before a command, run it as a user.
 
     Args:
         user: The user. None: the current user.

@@ -140,7 +140,7 @@ class ZooKeeperServer(Server):
         if len(self._ensemble) == 1:
             return {}
         return {
-            f"server.{number + 1}": f"{member._host if self._links is None else self._links.name(number)}"
+            f"server.{number + 1}": f"{member._host if self._links is None else self._links.host_name(number)}"
             f":{member._port('quorum')}:{member._port('election')}"
             for number, member in enumerate(self._ensemble)
         }

@@ -270,21 +270,24 @@ def _measure_strategies(
     )
     for row in rows:
         name, _, when = row["name"].partition(",")
-        row["moves"] = _count_moves(name, cold, left=bool(when))
+        row["moves"] = _count_moves(name, cold, after_worker_left=bool(when))
     return rows
 
 
-def _count_moves(name: str, cold: Problem, *, left: bool) -> int:
+def _count_moves(name: str, initial: Problem, *, after_worker_left: bool) -> int:
     """Return how many items a strategy moves to another worker.
 
     Args:
         name: Name of the strategy.
-        cold: An assignment problem without owners.
-        left: Start from the strategy's own assignment, after a worker has left. Otherwise start without owners.
+        initial: An assignment problem in which no item has an owner.
+        after_worker_left: Let the strategy assign all items, remove a worker, and count the moves of the second
+            assignment. Otherwise count those of the first.
     """
     strategy = strategy_by_name(name)
-    plan = strategy.assign(cold)
-    return len(strategy.assign(build_problem_after_leave(cold, plan.owners)).moves if left else plan.moves)
+    plan = strategy.assign(initial)
+    if not after_worker_left:
+        return len(plan.moves)
+    return len(strategy.assign(build_problem_after_leave(initial, plan.owners)).moves)
 
 
 def _python_owner(key: str, workers: list[str]) -> str:

@@ -24,7 +24,7 @@ from latchwork.spi import (
     say_json,
     show,
 )
-from latchwork_testkit.cluster_bench import BenchOptions, Figures, Goal, list_goals, measure
+from latchwork_testkit.cluster_bench import BenchOptions, Figures, Goal, compare_with_goals, measure
 
 
 class Strategy(enum.StrEnum):
@@ -107,7 +107,7 @@ def cluster(
         say_json(figures.to_json())
     else:
         show(*_report(figures))
-    if check and not all(goal.is_met for goal in list_goals(figures)):
+    if check and not all(goal.is_met for goal in compare_with_goals(figures)):
         raise typer.Exit(FAILURE)
 
 
@@ -138,7 +138,7 @@ def _report(figures: Figures) -> list[RenderableType]:
             f"{counted(idle.locks, 'lock')}, {counted(idle.commits, 'transaction')} "
             "(on ZooKeeper, renewals of sessions are transactions)"
         )
-    return [*report, "", _goal_table(list_goals(figures))]
+    return [*report, "", _goal_table(compare_with_goals(figures))]
 
 
 def _step_table(figures: Figures) -> Grid:
@@ -154,7 +154,7 @@ def _step_table(figures: Figures) -> Grid:
             "shares": f"{step.shares:,}",
             "moves": f"{step.moves:,}",
             "bytes written": f"{step.written_bytes:,}",
-            "per moved byte": f"{step.ratio:.1f}",
+            "per moved byte": f"{step.write_amplification:.1f}",
         }
         for what, step in steps
         if step is not None

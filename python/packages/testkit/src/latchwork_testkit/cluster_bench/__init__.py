@@ -6,6 +6,6 @@ that dies during the bench has its own session.
 """
 
 from latchwork_testkit.cluster_bench.measure import measure
-from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, list_goals
+from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, compare_with_goals
 
-__all__ = ["BenchOptions", "Figures", "Goal", "list_goals", "measure"]
+__all__ = ["BenchOptions", "Figures", "Goal", "compare_with_goals", "measure"]

@@ -215,8 +215,8 @@ class StepFigures:
     written_bytes: int
 
     @property
-    def ratio(self) -> float:
-        """Number of bytes written for each byte of the moved items."""
+    def write_amplification(self) -> float:
+        """Bytes written to the store for each byte of the moved items. 0 if no item moved."""
         return self.written_bytes / self.moved_bytes if self.moved_bytes else 0.0
 
 
@@ -276,7 +276,7 @@ class Figures:
             "manager_bytes_per_item": self.item_bytes_in_manager,
             "goals": [
                 {"what": g.what, "found": g.found, "goal": g.goal, "unit": g.unit, "met": g.is_met}
-                for g in list_goals(self)
+                for g in compare_with_goals(self)
             ],
         }
 
@@ -303,8 +303,8 @@ class Goal:
         return self.found <= self.goal
 
 
-def list_goals(figures: Figures) -> list[Goal]:
-    """Return the goals of all figures that were measured.
+def compare_with_goals(figures: Figures) -> list[Goal]:
+    """Return each measured figure with its goal. Figures that were not measured are left out.
 
     If several workers died, the slowest case counts. If several items were added, the median counts.
     """
@@ -313,7 +313,7 @@ def list_goals(figures: Figures) -> list[Goal]:
         found.append(Goal("cold start", figures.cold_start.seconds, _COLD_S, "s"))
     if figures.deaths:
         found.append(Goal("a worker dies", max(each.seconds for each in figures.deaths), _DEATH_S, "s"))
-        ratio = max(each.ratio for each in figures.deaths)
+        ratio = max(each.write_amplification for each in figures.deaths)
         found.append(Goal("a worker dies: written for each moved byte", ratio, _DEATH_RATIO, "x"))
     if figures.added:
         seconds = statistics.median(each.seconds - each.quiet_s for each in figures.added)
@@ -340,4 +340,4 @@ def count_text_bytes(pools: Iterable[Iterable[str]]) -> int:
 def _json(spread: StepFigures | None) -> dict[str, Any] | None:
     if spread is None:
         return None
-    return {**{name: getattr(spread, name) for name in StepFigures.__slots__}, "ratio": spread.ratio}
+    return {**{name: getattr(spread, name) for name in StepFigures.__slots__}, "ratio": spread.write_amplification}

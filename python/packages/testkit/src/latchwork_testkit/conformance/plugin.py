@@ -99,7 +99,7 @@ def _backend_plugin() -> types.ModuleType:
 
 @pytest.fixture(scope="session")
 def conformance_root(conformance_server: BackendServer) -> Iterator[str]:
-    """A root that contains the roots of all tests of this process. Its keys are removed at the end."""
+    """The root below which all tests of this process keep their keys. All of them are deleted at the end."""
     root = f"conformance-{uuid.uuid4().hex[:12]}"
     yield root
     with latchwork.connect(conformance_server.url(root)) as store:
@@ -165,7 +165,7 @@ class PromiseReport:
             self._counts[area]["kept"] += 1
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the table, the reasons of skipped promises, and the broken promises."""
+        """Print how many guarantees the backend keeps, why some were skipped, and which it breaks."""
         if not self._counts:
             return
         write = terminalreporter.write_line

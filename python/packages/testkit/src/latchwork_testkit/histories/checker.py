@@ -29,10 +29,13 @@ class HistoryCheck:
 
 
 def check_history(history: History) -> HistoryCheck:
-    """Check whether a history is linearizable, by the rules for tokens and by search.
+    """Check whether a history is linearizable.
+
+    Checks first that the tokens of entries grow with each commit, then searches for an order of the calls that explains
+    all responses.
 
     Returns:
-        The problems that either way found.
+        All problems that were found, and the result of the search.
     """
     problems = check_tokens(history)
     result = search_linearization(history)

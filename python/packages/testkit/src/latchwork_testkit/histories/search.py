@@ -147,7 +147,9 @@ class _Search:
         self.active[bit] = each
         if each.changes_nothing:
             self.configurations = {
-                result for current in self.configurations for result in self._apply_unchanging_calls(current, [each])
+                result
+                for current in self.configurations
+                for result in self._apply_calls_without_effect(current, [each])
             }
 
     def _process_return(self, each: PendingCall) -> None:
@@ -161,8 +163,9 @@ class _Search:
         self.configurations = frontier.configurations()
 
     def _find_configurations_with(self, target: PendingCall) -> set[Configuration]:
-        """Return the configurations in which a call has taken effect. They are reached from the current ones by further
-        effects.
+        """Return the possible configurations in which a call has taken effect.
+
+        Starts from the current configurations, and lets further pending calls take effect until the call has.
 
         Args:
             target: The call.
@@ -191,15 +194,16 @@ class _Search:
                 continue
             state = self.spec.compute_state_after(configuration.state, each.call, each.token)
             if state is not None:
-                yield from self._apply_unchanging_calls(
+                yield from self._apply_calls_without_effect(
                     Configuration(state, self._mark_effective(configuration.done, each)), self.active.values()
                 )
 
-    def _apply_unchanging_calls(
+    def _apply_calls_without_effect(
         self, configuration: Configuration, candidates: Iterable[PendingCall]
     ) -> list[Configuration]:
-        """Apply calls that change nothing, as far as their responses fit the state. Return the resulting
-        configurations.
+        """Apply the calls that change nothing, such as reads, if their responses agree with the state.
+
+        Calls that would rule out other calls are optional, so there may be several results.
 
         Args:
             configuration: The configuration to start from.
@@ -273,9 +277,10 @@ def _reported_entries(calls: Iterable[Call]) -> dict[tuple[int, str], ReportedEn
 
 
 def _build_pending_calls(calls: list[Call], entries: dict[tuple[int, str], ReportedEntry]) -> list[PendingCall]:
-    """Return the calls that the search must order, with their tokens and the times by which they must take effect.
+    """Return the calls that the search has to order. Each has the token of its commit, if known, and its deadline.
 
-    Calls that were refused, and reads without a response, are left out.
+    A call must take effect before its deadline, the time of its response. Refused calls, and reads without a response,
+    are left out.
 
     Args:
         calls: The calls of the history.

@@ -77,7 +77,7 @@ class SequentialSpec:
                     deleted.append(op.key)
                 items[at] = None
                 continue
-            item = self._compute_item_after_put(items[at], op, token, answers.get(op.key))
+            item = self._compute_state_after_put(items[at], op, token, answers.get(op.key))
             if item is None:
                 return None
             items[at] = item
@@ -85,19 +85,19 @@ class SequentialSpec:
             return None
         return tuple(items), max(state[1], token)
 
-    def _compute_item_after_put(
-        self, before: Item | None, op: Operation, token: int, answer: ReportedEntry | None
+    def _compute_state_after_put(
+        self, before: Item | None, op: Operation, token: int, response_entry: ReportedEntry | None
     ) -> Item | None:
-        """Return the item of a key after a put, or None if the response contradicts it.
+        """Return the state of a key after a put, or None if the response contradicts it.
 
         Args:
-            before: The item before. None: the key does not exist.
+            before: The state before: value, token and creation token. None: the key does not exist.
             op: The put.
             token: Token of the commit.
-            answer: The entry that the response contained. None: it contained none.
+            response_entry: The entry that the response contained. None: it contained none.
         """
         created = token if before is None else before[2]
-        reported = answer or self._entries.get((token, op.key))
+        reported = response_entry or self._entries.get((token, op.key))
         if reported is not None:
             if created not in {0, reported.created} or reported.value != op.value or reported.created > reported.token:
                 return None

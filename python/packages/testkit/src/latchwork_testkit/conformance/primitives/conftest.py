@@ -18,8 +18,8 @@ def client(backend_url):
 
 
 @pytest.fixture
-def together():
-    """A function that calls functions at the same time, each in a thread, and returns their results."""
+def run_concurrently():
+    """A function that runs the given functions in parallel threads and returns their results, in the same order."""
 
     def call(*functions, timeout_s=60.0):
         results = [None] * len(functions)

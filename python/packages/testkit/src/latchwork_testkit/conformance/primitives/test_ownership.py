@@ -14,7 +14,7 @@ from latchwork.types import Put
 WAIT_S = 30.0
 
 
-def test_a_lock_has_one_holder_at_a_time_and_tokens_that_grow(client, together):
+def test_a_lock_has_one_holder_at_a_time_and_tokens_that_grow(client, run_concurrently):
     inside, most, tokens = [], [], []
 
     def hold(lock):
@@ -27,7 +27,7 @@ def test_a_lock_has_one_holder_at_a_time_and_tokens_that_grow(client, together):
             lock.release()
 
     locks = [Lock(client(), "orders") for _ in range(4)]
-    together(*(lambda lock=lock: hold(lock) for lock in locks))
+    run_concurrently(*(lambda lock=lock: hold(lock) for lock in locks))
     for lock in locks:
         lock.close()
     assert max(most) == 1

@@ -29,11 +29,11 @@ def test_items_of_a_queue_are_taken_in_the_order_in_which_they_were_put(client):
     consumer.close()
 
 
-def test_each_item_of_a_queue_is_taken_by_one_of_many_consumers(client, together):
+def test_each_item_of_a_queue_is_taken_by_one_of_many_consumers(client, run_concurrently):
     producer = Queue(client(), "work")
     producer.put_many([b"%d" % number for number in range(20)])
     consumers = [Queue(client(), "work") for _ in range(3)]
-    results = together(*(lambda queue=queue: take_all(queue) for queue in consumers))
+    results = run_concurrently(*(lambda queue=queue: take_all(queue) for queue in consumers))
     assert sorted(number for taken in results for number in taken) == list(range(20))
     for queue in (producer, *consumers):
         queue.close()
@@ -54,13 +54,13 @@ def test_an_item_whose_taker_lost_its_session_is_taken_again(client):
     again.close()
 
 
-def test_no_addition_to_a_counter_is_lost(client, together):
+def test_no_addition_to_a_counter_is_lost(client, run_concurrently):
     counters = [Counter(client(), "hits") for _ in range(4)]
-    together(*(lambda counter=counter: [counter.add() for _ in range(10)] for counter in counters))
+    run_concurrently(*(lambda counter=counter: [counter.add() for _ in range(10)] for counter in counters))
     assert counters[0].value() == 40
 
 
-def test_once_runs_a_function_once_for_all_callers(client, together):
+def test_once_runs_a_function_once_for_all_callers(client, run_concurrently):
     runs = []
 
     def work(_work):
@@ -68,16 +68,16 @@ def test_once_runs_a_function_once_for_all_callers(client, together):
         return b"done"
 
     asked = [Once(client(), "migrate") for _ in range(4)]
-    assert together(*(lambda once=once: once.run(work) for once in asked)) == [b"done"] * 4
+    assert run_concurrently(*(lambda once=once: once.run(work) for once in asked)) == [b"done"] * 4
     assert len(runs) == 1
     for once in asked:
         once.close()
 
 
-def test_no_party_passes_a_barrier_before_all_have_arrived(client, together):
+def test_no_party_passes_a_barrier_before_all_have_arrived(client, run_concurrently):
     names = ("a", "b", "c")
     barriers = [Barrier(client(), "phase", parties=names, member_id=name) for name in names]
-    assert together(*(lambda barrier=barrier: barrier.wait(WAIT_S) for barrier in barriers)) == [0, 0, 0]
+    assert run_concurrently(*(lambda barrier=barrier: barrier.wait(WAIT_S) for barrier in barriers)) == [0, 0, 0]
     for barrier in barriers:
         barrier.close()
 
