@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from latchwork.backends.timer import Timer
     from latchwork.backends.url import SchemeSpec, StoreURL, find_spec, one_of, readable_file
     from latchwork.cli.commands import CommandSpec
-    from latchwork.cli.environment import refuse_readers
+    from latchwork.cli.environment import disable_process_inspection
     from latchwork.cli.options import Json, Url, command, group, require_url
     from latchwork.cli.outcome import FAILURE, LOG_FORMAT, USAGE, UsageError, debugging, quiet_logs
-    from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
+    from latchwork.cli.probe import ProbeHost, ProbePort, create_store_observers, serve_worker
     from latchwork.cli.target import import_module
     from latchwork.cli.text import Grid, Line, console, print_change, print_list, say, say_json, show
     from latchwork.tasks.node import Node, NodeHealth, default_node_id
@@ -120,7 +120,7 @@ else:
             "latchwork.backends.timer": ("Timer",),
             "latchwork.backends.url": ("SchemeSpec", "StoreURL", "find_spec", "one_of", "readable_file"),
             "latchwork.cli.commands": ("CommandSpec",),
-            "latchwork.cli.environment": ("refuse_readers",),
+            "latchwork.cli.environment": ("disable_process_inspection",),
             "latchwork.cli.options": (
                 "Json",
                 "Url",
@@ -136,7 +136,7 @@ else:
                 "debugging",
                 "quiet_logs",
             ),
-            "latchwork.cli.probe": ("ProbeHost", "ProbePort", "serve_worker", "store_observers"),
+            "latchwork.cli.probe": ("ProbeHost", "ProbePort", "serve_worker", "create_store_observers"),
             "latchwork.cli.target": ("import_module",),
             "latchwork.cli.text": (
                 "Grid",
@@ -224,9 +224,11 @@ __all__ = [
     "completed",
     "console",
     "counted",
+    "create_store_observers",
     "debugging",
     "default_node_id",
     "describe_transaction",
+    "disable_process_inspection",
     "encode",
     "explain_write_failure",
     "failed",
@@ -247,7 +249,6 @@ __all__ = [
     "read_json",
     "readable_file",
     "reason",
-    "refuse_readers",
     "reject",
     "replace_file",
     "require_url",
@@ -259,6 +260,5 @@ __all__ = [
     "serve_worker",
     "short",
     "show",
-    "store_observers",
     "utc_text",
 ]

@@ -11,9 +11,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 #: What the process shows and knows once its settings are hidden, what a child of its is given, and if it may be read.
 LOOK = """
 import ctypes, json, os, subprocess, sys
-from latchwork.cli.environment import hide_environment, refuse_readers
+from latchwork.cli.environment import hide_environment, disable_process_inspection
 hide_environment()
-refuse_readers()
+disable_process_inspection()
 shown = open("/proc/self/environ", "rb").read().decode()
 given = subprocess.run(["env"], capture_output=True, text=True).stdout
 json.dump([shown, dict(os.environ), given, ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)], sys.stdout)

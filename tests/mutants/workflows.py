@@ -17,8 +17,8 @@ DEFECTS = (
         "Workflow master",
         "a database restored from a backup is served",
         "latchwork_workflows/shard_ownership.py",
-        "        if mark > seq:\n",
-        "        if mark < 0:\n",
+        "        if store_transaction > seq:\n",
+        "        if store_transaction < 0:\n",
         id_of("workflows/master", "a_database_from_before_is_refused_where_results_were_deleted_since", on="memory"),
     ),
     Defect(

@@ -76,10 +76,10 @@ def test_only_the_newest_attempt_of_the_newest_run_is_found():
 def test_moments_are_due_once_they_have_come_until_they_are_written():
     book, one = StateCache(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
     book.update_run(one)
-    assert (book.next_decision_at, book.list_due_runs(159.0), book.list_due_runs(160.0)) == (160.0, [], [7])
+    assert (book.next_timer_at, book.list_due_runs(159.0), book.list_due_runs(160.0)) == (160.0, [], [7])
     assert book.list_due_runs(161.0) == [7]  # what was not written is due still
     book.update_run(after(one, now=161.0))
-    assert (book.list_due_runs(200.0), book.next_decision_at) == ([], None)
+    assert (book.list_due_runs(200.0), book.next_timer_at) == ([], None)
 
 
 def test_of_thousands_that_are_due_at_one_moment_so_many_come_at_a_time_and_each_comes():

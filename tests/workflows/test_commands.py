@@ -83,6 +83,6 @@ def test_what_masters_tell_each_other_is_asked_by_nobody_else(stage, client):
         made = stage.start(version)
     for kind in INTERNAL:
         with pytest.raises(NotAllowed, match="masters"):
-            client.runs.act(made, kind.value.replace("_", "-"))
+            client.runs.send_action(made, kind.value.replace("_", "-"))
     assert {each.value for each in INTERNAL} >= {"failover", "waiting_thread", "timer", "wake"}
     assert CommandType.START not in INTERNAL

@@ -200,6 +200,6 @@ def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
     with stage.master():
         run = stage.start(version)
         with pytest.raises(NotAllowed):
-            client.runs.act(run, "repair")
+            client.runs.send_action(run, "repair")
     with stage.database.read() as connection:
         assert connection.execute(sa.select(command.c.id).where(command.c.type == "repair")).first() is None

@@ -101,7 +101,7 @@ def test_masters_that_die_at_every_step_of_a_fire_start_one_run(stage, monkeypat
     with stage.master(now=lambda: NOON + 610, poll_s=0.05):
         eventually(lambda: times(stage) == [10])
     with stage.master(now=lambda: NOON + 610, poll_s=0.05) as run:
-        eventually(lambda: run.turns > 2)
+        eventually(lambda: run.iterations > 2)
     assert times(stage) == [10]
     assert stage.count(fire) == 1
 
@@ -161,7 +161,7 @@ def test_what_is_offline_or_switched_off_does_not_fire_and_owes_nothing_afterwar
     scheduled(stage)
     client.workflows.set_online("flow", online=False)
     with stage.master(now=lambda: NOON + 3600, poll_s=0.05) as run:
-        eventually(lambda: run.turns > 3)
+        eventually(lambda: run.iterations > 3)
     assert times(stage) == []
     client.workflows.set_online("flow", online=True)
     client.schedules.set_enabled("flow", enabled=False)
@@ -207,8 +207,8 @@ def test_a_wall_clock_that_jumps_for_seconds_starts_nothing(stage):
     clock = WallClock(wall_s=lambda: NOON + 300 + time.monotonic() - began + jump_s[0])
     with stage.master(now=clock.now, poll_s=0.05) as run:
         for jump_s[0] in (86_400.0, 0.0, -86_400.0, 0.0):
-            turns = run.turns
-            eventually(lambda turns=turns: run.turns > turns + 3)
+            iterations = run.iterations
+            eventually(lambda iterations=iterations: run.iterations > iterations + 3)
     assert times(stage) == []
     with stage.database.read() as connection:
         assert connection.execute(sa.select(schedule.c.cursor)).scalar() == NOON
@@ -222,7 +222,7 @@ def test_a_schedule_that_a_clock_ahead_has_settled_is_named_and_set_back(stage, 
     (found,) = Doctor(stage.database, stage.store, wait=lambda _: None).check()[-1:]
     assert (found.kind, found.subject) == ("schedule ahead", "default.flow")
     with stage.master(poll_s=0.05) as run:
-        eventually(lambda: run.turns > 3)
+        eventually(lambda: run.iterations > 3)
         assert stage.count(fire) == 0
         assert caplog.text.count("then disable and enable it") == 1
         client.schedules.set_enabled("flow", enabled=False)

@@ -11,7 +11,7 @@ import typer
 
 from latchwork.cli.main import application
 from latchwork.errors import LatchworkError
-from latchwork_workflows.app import check_exposure, make_web_app
+from latchwork_workflows.app import make_web_app, require_password_if_public
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
@@ -90,10 +90,10 @@ def test_masters_and_workers_that_are_started_one_by_one_run_tasks(flows, start,
 def test_logs_are_begun_by_masters_that_were_told_where_they_are(tmp_path):
     """A folder of the master's machine, which nobody named, is not where workers of other machines write."""
     fleet = {"database": "postgresql+psycopg://flows@db/flows", "store": "etcd://e1:2379/flows"}
-    assert not Home.of(tmp_path, **fleet, environ={}).has_logs
-    assert Home.of(tmp_path, **fleet, logs="s3://bucket/flows", environ={}).has_logs
-    assert Home.of(tmp_path, **fleet, environ={"LATCHWORK_WORKFLOWS_LOGS": "/mnt/logs"}).has_logs
-    assert Home.of(tmp_path, environ={}).has_logs
+    assert not Home.of(tmp_path, **fleet, environ={}).can_read_worker_logs
+    assert Home.of(tmp_path, **fleet, logs="s3://bucket/flows", environ={}).can_read_worker_logs
+    assert Home.of(tmp_path, **fleet, environ={"LATCHWORK_WORKFLOWS_LOGS": "/mnt/logs"}).can_read_worker_logs
+    assert Home.of(tmp_path, environ={}).can_read_worker_logs
 
 
 def test_commands_on_a_fleet_take_no_store_and_no_logs_of_this_machine_for_its_own(flows, tmp_path, monkeypatch):
@@ -202,14 +202,14 @@ def test_other_machines_are_let_in_only_once_somebody_has_a_password(served, hos
     accounts, app = DatabaseAccounts(database), make_web_app(database)
     accounts.create_account("ann", None, by="test")
     for local in ("127.0.0.1", "::1", "[::1]", "localhost"):
-        check_exposure(app, local)
+        require_password_if_public(app, local)
     with pytest.raises(LatchworkError, match=f"--host {re.escape(host)} lets other machines connect.*users set NAME"):
-        check_exposure(app, host)
+        require_password_if_public(app, host)
     accounts.set_password("ann", "correct horse battery", by="test")
-    check_exposure(app, host)
+    require_password_if_public(app, host)
     accounts.set_enabled("ann", False, by="test")
     with pytest.raises(LatchworkError, match="no account has a password"):
-        check_exposure(app, host)
+        require_password_if_public(app, host)
     database.close()
 
 

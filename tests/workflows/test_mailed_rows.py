@@ -9,7 +9,7 @@ import pytest
 from latchwork_workflows.alerts.messages import AlertRecord, Message, attach_query_result
 from latchwork_workflows.alerts.sender import AlertSender
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.keys import build_rows_file_name
+from latchwork_workflows.keys import build_result_file_name
 from latchwork_workflows.logs.files import FileLogs
 from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.secrets import Secrets
@@ -41,7 +41,7 @@ def query(store, task, shop, statement, **more):
 
 
 def rows_of(logs, found, size=20_000_000):
-    return logs.read(build_rows_file_name(found.log_ref), 0, size).data.decode()
+    return logs.read(build_result_file_name(found.log_ref), 0, size).data.decode()
 
 
 def test_all_rows_of_the_last_statement_are_kept_however_few_the_log_shows(store, logs, worker, shop):
@@ -87,7 +87,7 @@ def test_of_more_rows_than_a_mail_takes_the_beginning_is_kept_and_told(store, lo
     text = rows_of(logs, found)
     assert 8_900_000 < len(text) < 10_000_000
     assert text.endswith("\r\n")
-    said = {"mail": MAIL, "log_ref": build_rows_file_name(found.log_ref), "count_rows": 120_000}
+    said = {"mail": MAIL, "log_ref": build_result_file_name(found.log_ref), "count_rows": 120_000}
     made = attach_query_result(
         Message("<1@x>", "s", "t", {}), AlertRecord(1, 1, 1, "rows", 1.0, 1, "orders", said), logs
     )

@@ -120,9 +120,9 @@ def test_an_error_of_one_run_ends_that_run_and_names_it_while_the_others_go_on(s
         stage.until(bad, "failure")
         third = stage.start(stage.apply(a_workflow("good")))
         ends(stage, hand, third, taken(hand, third)[third])
-        turns = run_of_shard.turns
+        iterations = run_of_shard.iterations
         eventually(lambda: stage.left() == [])
-        assert run_of_shard.turns < turns + 200  # nothing is tried again and again
+        assert run_of_shard.iterations < iterations + 200  # nothing is tried again and again
     assert any(type(error).__name__ in each or str(error) in each for each in reasons(stage, bad))
 
 
@@ -232,7 +232,7 @@ def test_a_run_whose_worker_cannot_be_looked_for_ends(stage, monkeypatch):
         stage.until_task(good, a="running")
         rows = set(stage.rows(bad).values())
         Fault(monkeypatch, RuntimeError("a defect")).at(
-            Dispatcher, "was_claim_lost", lambda self, place: place.item.task in rows
+            Dispatcher, "did_worker_die", lambda self, place: place.item.task in rows
         )
         stage.lose(first)
         stage.until(bad, "failure")
@@ -280,8 +280,8 @@ def test_a_schedule_that_cannot_be_computed_or_started_holds_up_no_other(stage, 
     )
     with stage.master(now=lambda: at + 61, poll_s=0.02) as run:
         eventually(lambda: stage.runs() == 1)
-        turns = run.turns
-        eventually(lambda: run.turns > turns + 5)
+        iterations = run.iterations
+        eventually(lambda: run.iterations > iterations + 5)
     assert (computed.hits, started.hits) == (1, 2)  # undone, done again with care, and left out
     with stage.database.read() as connection:
         found = connection.execute(sa.select(command.c.args).where(command.c.type == "timer")).scalars().all()

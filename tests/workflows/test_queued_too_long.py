@@ -104,10 +104,10 @@ def test_a_master_does_not_turn_and_turn_while_a_pause_waits_for_what_runs(stage
         stage.send("pause", made)
         stage.until(made, "ready_pause")
         later(stage, clock, 6)
-        before = run.turns
-        eventually(lambda: run.turns > before)
+        before = run.iterations
+        eventually(lambda: run.iterations > before)
         assert stage.known(made).wake_at is None
-        assert run.turns < before + 20
+        assert run.iterations < before + 20
         hand.end(got["b"])
         stage.until(made, "paused")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from latchwork_workflows.secrets import CHANNELS, SHARED, SecretMissing, Secrets, get_variable_name, write_secret
+from latchwork_workflows.secrets import CHANNELS, SHARED, SecretMissing, Secrets, get_env_var_name, write_secret
 from latchwork_workflows.state import Outcome
 
 from . import working
@@ -26,7 +26,7 @@ def secrets(request, tmp_path):
 
 
 def variable_value(name, scope):
-    return VARIABLES[get_variable_name(name, scope)]
+    return VARIABLES[get_env_var_name(name, scope)]
 
 
 def test_a_secret_is_told_to_its_project_alone(secrets):
@@ -49,7 +49,7 @@ def test_secrets_of_channels_are_told_to_no_project_and_shared_ones_to_each(secr
     [("billing__db", "default"), ("db", "Billing"), ("db", "bil-ling"), ("db", "a__b"), ("db", "a_"), ("db", "_a")],
 )
 def test_no_project_finds_the_variable_of_another_by_the_choice_of_its_name(name, scope):
-    assert get_variable_name(name, scope) == ""
+    assert get_env_var_name(name, scope) == ""
 
 
 @pytest.mark.parametrize("scope", ["", "..", "a/b", "@else", "."])

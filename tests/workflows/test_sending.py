@@ -94,11 +94,11 @@ def test_a_worker_that_has_an_attempt_is_not_dead_one_that_is_gone_is_and_one_th
         ItemName.parse(each.item.id).attempt_key: parcel(ItemName.parse(each.item.id).task).place
         for each in (dies, leaves)
     }
-    assert [owner.was_claim_lost(each) for each in places.values()] == [None, None]
+    assert [owner.did_worker_die(each) for each in places.values()] == [None, None]
     stage.lose(first)
     second.release(leaves)
-    assert [owner.was_claim_lost(each) for each in places.values()] == [True, False]
-    assert owner.was_claim_lost(parcel(9).place) is True
+    assert [owner.did_worker_die(each) for each in places.values()] == [True, False]
+    assert owner.did_worker_die(parcel(9).place) is True
 
 
 def test_results_go_with_what_was_cancelled_of_them_and_leave_a_mark(owner, stage):

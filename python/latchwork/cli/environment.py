@@ -41,7 +41,7 @@ def hide_environment() -> None:
             at += len(entry) + 1
 
 
-def refuse_readers() -> None:
+def disable_process_inspection() -> None:
     """Prevent other processes of the same user from reading the memory and open files of this process."""
     import ctypes
 

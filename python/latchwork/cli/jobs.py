@@ -104,15 +104,16 @@ def enable(
 
 
 @command("latchwork jobs default off", "latchwork jobs default unset")
-def default(
+def set_default(
     state: Annotated[
-        str, typer.Argument(metavar="on|off|unset", help="The state of jobs without a switch of their own.")
+        str,
+        typer.Argument(metavar="on|off|unset", help="The state of jobs without one of their own."),
     ],
     *,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Set whether jobs without a switch of their own are enabled. Without this default, they are enabled."""
+    """Set whether jobs that were never enabled or disabled by name are enabled. Without a default, they are."""
     values = {"on": True, "off": False, "unset": None}
     if state not in values:
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
@@ -208,7 +209,7 @@ def run_job(
     """
     with open_store(url) as store:
         control, state = Control(store), read_cluster_state(store)
-        _refuse_idle(state.job(job), control.settings(), state.pools.get(job, ()), items)
+        _require_node_for_items(state.job(job), control.settings(), state.pools.get(job, ()), items)
         request = control.run_now(job, items or None, within_s=wait_s)
         if no_wait:
             print_change(f"{job}: asked for, within {wait_s:g} s", {"id": request.id}, as_json=as_json)
@@ -249,8 +250,8 @@ def _named(end: RunResult) -> str:
     return ", ".join(end.named) + (f" and {more} more" if more else "")
 
 
-def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
-    """Raise an error if no node would run the requested items, instead of waiting for them in vain.
+def _require_node_for_items(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
+    """Raise an error if no node would run the requested items, because waiting for them would never end.
 
     Args:
         job: State of the job.
@@ -341,7 +342,7 @@ jobs_app = group(
     list=list_jobs,
     disable=disable,
     enable=enable,
-    default=default,
+    default=set_default,
     run=run_job,
     set=set_job,
     reset=reset,
@@ -399,7 +400,7 @@ def drain(
     1 if it still runs an item after --wait-s.
     """
     with open_store(url) as store:
-        control = _control_with_node(store, node)
+        control = _get_control_for_node(store, node)
         if undo:
             found = control.undrain(node)
             line = f"{node}: takes items again" if found else f"{node}: was not drained"
@@ -430,7 +431,7 @@ def restart(
     given to the other nodes permanently.
     """
     with open_store(url) as store:
-        control = _control_with_node(store, node)
+        control = _get_control_for_node(store, node)
         if cancel:
             found = control.undrain(node)
             line = f"{node}: takes items as usual" if found else f"{node}: nothing was announced"
@@ -463,8 +464,8 @@ def _wait_until_moved(
     return f"{node}: {'its items move away' if wait_s is None else done}", about
 
 
-def _control_with_node(store: Store, node: str) -> Control:
-    """Return the control of a job cluster, and check that the cluster knows a node.
+def _get_control_for_node(store: Store, node: str) -> Control:
+    """Return a ``Control`` to change a node with, after checking that the cluster knows the node.
 
     Raises:
         UnknownNode: The cluster does not know the node, for example because its ID was mistyped.

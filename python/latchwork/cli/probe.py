@@ -77,8 +77,12 @@ class Probed(Protocol):
         ...
 
 
-def store_observers(port: int | None) -> list[StoreObserver]:
-    """Return the observers that count the metrics of a store. Return an empty list if no port for metrics is given."""
+def create_store_observers(port: int | None) -> list[StoreObserver]:
+    """Create the observers that record a store's operations as Prometheus metrics.
+
+    Args:
+        port: The port that serves the metrics. None: return an empty list.
+    """
     return [] if port is None else create_metrics_observers()[1]
 
 

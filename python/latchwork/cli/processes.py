@@ -123,26 +123,26 @@ class CommandProcess:
         Args:
             within_s: Seconds after which the command is killed.
         """
-        self.send(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            self.send(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             self._process.wait()
 
-    def send(self, number: int) -> None:
+    def send_signal(self, signum: int) -> None:
         """Send a signal to the command if it is running.
 
         Args:
-            number: Number of the signal.
+            signum: Number of the signal.
         """
         try:
             if self._process.poll() is not None:  # its number may be another's by now
                 return
             if self._own_group:
-                os.killpg(self._process.pid, number)
+                os.killpg(self._process.pid, signum)
             else:
-                self._process.send_signal(number)
+                self._process.send_signal(signum)
         except (ProcessLookupError, PermissionError):  # it is ending
             return
 
@@ -164,14 +164,14 @@ def forward_signals() -> Iterator[Callable[[CommandProcess], None]]:
         if number == signal.SIGINT and sys.stdin.isatty():
             return
         if children:
-            children[0].send(number)
+            children[0].send_signal(number)
         else:
             early.append(number)
 
     def name(child: CommandProcess) -> None:
         children.append(child)
         for number in early:
-            child.send(number)
+            child.send_signal(number)
 
     before = {number: signal.signal(number, hand_on) for number in (*_FORWARDED, signal.SIGINT)}
     try:
@@ -181,16 +181,16 @@ def forward_signals() -> Iterator[Callable[[CommandProcess], None]]:
             signal.signal(number, handler)
 
 
-def run_while_owned(
+def run_until_ownership_ends(
     words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
 ) -> int:
-    """Run a command. When its ownership is about to end, stop the command.
+    """Run a command, and stop it before the ownership that it needs ends, such as the lease of a lock.
 
     Args:
         words: The command and its arguments.
         env: Additional environment variables.
-        remaining_s: Returns the seconds until the command must stop, which may become more; called at least once a
-            second.
+        remaining_s: Returns the seconds until the command must stop. Renewing the lease increases them, so this is
+            called at least once a second.
         stop_within_s: Seconds after which a command that was asked to stop is killed.
     Returns:
         The exit code of the command.
@@ -293,7 +293,7 @@ def elect(
 
 def _run(words: list[str], work: GuardedWork, env: dict[str, str], ttl_s: float) -> int:
     try:
-        return run_while_owned(words, env, work.remaining_s, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
+        return run_until_ownership_ends(words, env, work.remaining_s, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
     except ChildFailed as error:
         report(error)
         return NOT_EXECUTABLE if isinstance(error.__cause__, PermissionError) else NOT_FOUND

@@ -41,7 +41,7 @@ class CountJob(Job):
         self._last_share: tuple[str, ...] | None = None
 
     def work_pool(self) -> Iterable[str]:
-        """Return the names of all modules and packages to count."""
+        """Return the work items of the job: the names of all modules and packages whose lines are counted."""
         return list(self._items)
 
     def run(self, context: JobContext) -> None:
@@ -55,8 +55,8 @@ class CountJob(Job):
 
     def _list_uncounted_items(self, context: JobContext) -> list[str]:
         """Return the items of this run that have no result yet: interrupted ones first, then by name."""
-        done = _find_recorded(context, records.RESULTS)
-        begun = _find_recorded(context, records.STARTS)
+        done = _find_items_with_record(context, records.RESULTS)
+        begun = _find_items_with_record(context, records.STARTS)
         return sorted(set(context.work_share) - done, key=lambda item: (item not in begun, item))
 
     def _count(self, context: JobContext, item: str) -> None:
@@ -100,8 +100,8 @@ class CountJob(Job):
         self._last_share = context.work_share
 
 
-def _find_recorded(context: JobContext, prefix: str) -> set[str]:
-    """Return the items of this run for which a record with this key prefix exists."""
+def _find_items_with_record(context: JobContext, prefix: str) -> set[str]:
+    """Return the items of this run for which the key ``<prefix>/<item>`` exists."""
     found: set[str] = set()
     for begin in range(0, len(context.work_share), _BATCH):
         part = context.work_share[begin : begin + _BATCH]

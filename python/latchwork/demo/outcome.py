@@ -133,7 +133,7 @@ def _problems(facts: Facts, cluster: Counts) -> list[str]:
 
 
 def _find_reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
-    """Return the items that the killed process had started and that other processes counted again."""
+    """Return the items that the killed process had started and that another process started again after the kill."""
     found = []
     for item in kill.owned:
         starts = facts.starts.get(item, ())
@@ -145,7 +145,7 @@ def _find_reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
 
 def _takeover(facts: Facts, kill: Kill) -> Takeover:
     started = {item: _first_start(facts.starts.get(item, ()), kill) for item in kill.owned}
-    owned = [_find_takeover_s(facts.shares, item, kill) for item in kill.owned]
+    owned = [_compute_takeover_s(facts.shares, item, kill) for item in kill.owned]
     return Takeover(
         items=len(kill.owned),
         interrupted_s=started.get(kill.item),
@@ -159,11 +159,11 @@ def _first_start(starts: Sequence[Start], kill: Kill) -> float | None:
     return _least([start.at_s - kill.at_s for start in starts if start.at_s > kill.at_s])
 
 
-def _find_takeover_s(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
-    """Return the seconds from the kill until another process held the lock of an item. Return None if none did.
+def _compute_takeover_s(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
+    """Return the seconds from the kill until an item was assigned to another node. None if it never was.
 
     Args:
-        shares: Recorded shares of all processes.
+        shares: The items that were assigned to each node when one of its runs began.
         item: The item.
         kill: The kill.
     """

@@ -71,5 +71,5 @@ def decode_result(entry: Entry) -> Result:
 
 
 def decode_share(entry: Entry) -> Share:
-    """Decode the items with which a run of a node began."""
+    """Decode the record of the items that were assigned to a node when one of its runs began."""
     return _SHARE.decode(entry.value)

@@ -125,14 +125,14 @@ class _Demo:
         for number in range(1, options.workers + 1):
             self._processes.start(f"w{number}")
         with self._store.mirror(records.PREFIX) as mirror:
-            self._run_until_counted(mirror)
+            self._run_until_done(mirror)
         seconds = SYSTEM_CLOCK.now() - self._began_s
         self._processes.stop()
         self._view.say("counting everything once more, serially, in this process")
         return judge(self._facts(), seconds=seconds, store=self._store.url, kept=options.keep)
 
-    def _run_until_counted(self, mirror: Mirror) -> None:
-        """Show the progress until all items have results, and kill a process at half-time."""
+    def _run_until_done(self, mirror: Mirror) -> None:
+        """Show the progress until all items have results. Kill one process when half of them have."""
         while True:
             progress = self._progress(mirror.snapshot())
             self._view.show(progress)

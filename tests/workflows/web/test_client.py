@@ -97,7 +97,7 @@ def test_a_problem_is_the_exception_that_the_service_raised(client, runs):
     with pytest.raises(WrongState, match="success"):
         client.runs.pause(runs["good"])
     with pytest.raises(NotAllowed, match="is an internal command of masters"):
-        client.runs.act(runs["half"], "wake")
+        client.runs.send_action(runs["half"], "wake")
     with pytest.raises(BadRequest, match=r"^params\.no: default\.nightly has no parameter 'no'"):
         client.runs.start("nightly", {"no": 1})
     with pytest.raises(BadRequest, match=r"^scope: "):

@@ -51,7 +51,9 @@ def tree(
     First segments that begin with @ belong to latchwork's own systems, such as @jobs.
 
     Values are hidden unless --values is given. Even then, members of JSON objects and keys whose names look like a
-    password, a secret or a token are masked. The greatest token was written last.
+    password, a secret or a token are masked.
+
+    The entry with the greatest token was written last.
     """
     with open_store(url, of_cluster=False) as store:
         if as_json:

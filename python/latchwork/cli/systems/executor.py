@@ -24,7 +24,7 @@ from latchwork._base.text import counted, printable, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, SessionTtlS, Url, command, group, parse_label, require_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, quiet_logs
-from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
+from latchwork.cli.probe import ProbeHost, ProbePort, create_store_observers, serve_worker
 from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, console, print_change, print_list, say_json, show
 from latchwork.cli.watch import IntervalS, watch_state
@@ -192,7 +192,7 @@ def run(
     logging.basicConfig(level=logging.DEBUG if debugging() else logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
     functions = _load_functions(modules or ())
     labels = dict(map(parse_label, label or ()))
-    with connect(require_url(url), observers=store_observers(probe_port)) as store:
+    with connect(require_url(url), observers=create_store_observers(probe_port)) as store:
         worker = ExecutorWorker(
             store,
             name,

@@ -15,7 +15,7 @@ from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, SessionTtlS, Url, command, group, require_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
-from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
+from latchwork.cli.probe import ProbeHost, ProbePort, create_store_observers, serve_worker
 from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, print_change, print_list, say, say_json, show
 from latchwork.cli.watch import IntervalS, watch_state
@@ -80,7 +80,7 @@ def worker(
         import_module(each)
     if not list(DEFAULT):
         raise UsageError(f"{', '.join(modules)} has no @task functions; import the module that contains them")
-    with connect(where, observers=store_observers(probe_port)) as store:
+    with connect(where, observers=create_store_observers(probe_port)) as store:
         node = PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s)
         with serve_worker("plans", node, probe_host, probe_port, name=name):
             node.run_forever(drain_s=drain_s)

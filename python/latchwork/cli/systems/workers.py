@@ -25,11 +25,11 @@ from latchwork.cli.probe import (
     UNKNOWN_PATH,
     ProbeHost,
     ProbePort,
+    create_store_observers,
     format_health,
     format_metric,
     format_process_metrics,
     serve_probes,
-    store_observers,
 )
 from latchwork.cli.text import Grid, Line, console, print_change, say, say_json, show
 from latchwork.errors import LatchworkError
@@ -149,12 +149,15 @@ def run(
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    with exit_on_sigterm(TERMINATED), connect(where, observers=store_observers(probe_port)) as store:
+    with exit_on_sigterm(TERMINATED), connect(where, observers=create_store_observers(probe_port)) as store:
         agent = LocalAgent(store, group_name, order, namespace=namespace)
         try:
-            with agent, serve_probes(f"group {group_name}", probe_host, probe_port, lambda path: _answer(agent, path)):
+            with (
+                agent,
+                serve_probes(f"group {group_name}", probe_host, probe_port, lambda path: _answer_probe(agent, path)),
+            ):
                 _show(agent, live=logs is not None)
-                status = _outcome(agent)
+                status = _get_final_status(agent)
         except (KeyboardInterrupt, Terminated) as error:
             if order.is_single_host or isinstance(error, KeyboardInterrupt):
                 with suppress(LatchworkError):
@@ -165,8 +168,8 @@ def run(
     raise typer.Exit(_code(agent, status))
 
 
-def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
-    """Return the response of an agent to a health probe over HTTP: status, content type and body."""
+def _answer_probe(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
+    """Return an agent's HTTP response to a request for its health or metrics: status, content type and body."""
     slots, errors = agent.slots, agent.errors
     if path in {"/healthz", "/readyz"}:
         body = {"ok": not errors, "reasons": [str(error) for error in errors], "slots": to_builtins(slots)}
@@ -237,8 +240,11 @@ def _format_change(state: SlotState, reported: dict[int, str]) -> str:
     return f"worker {state.rank} {state.state}{process}, epoch {state.epoch}{again}{why}"
 
 
-def _outcome(agent: LocalAgent) -> GroupStatus:
-    """Return the final status of a group, or its current status if the workers of this host have left it."""
+def _get_final_status(agent: LocalAgent) -> GroupStatus:
+    """Wait until the group has ended, and return its final status.
+
+    If workers of this host were excluded from the group, return its current status at once.
+    """
     return agent.handle.status() if agent.errors else agent.wait_for_group()
 
 

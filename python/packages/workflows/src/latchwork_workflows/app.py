@@ -79,9 +79,10 @@ def create_admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
     return f"{base_url}/sign-in?link={accounts.create_sign_in_link(name, by=name)}"
 
 
-def check_exposure(app: FastAPI, host: str) -> None:
-    """Check that the server may be reachable from other machines. Without passwords, only local users may sign in, by
-    link.
+def require_password_if_public(app: FastAPI, host: str) -> None:
+    """Refuse to listen on an address that other machines can reach while no account has a password.
+
+    Without passwords, only users of this machine can sign in, with a link.
 
     Args:
         app: The app.

@@ -86,13 +86,19 @@ class Home:
         return str(self.folder) in self.database and str(self.folder) in self.store
 
     @property
-    def may_have_store(self) -> bool:
-        """Whether a store may exist. False if the database is on a server and no store was given."""
+    def store_may_exist(self) -> bool:
+        """Whether a store may exist: it was given, everything is local, or the folder contains one.
+
+        Otherwise the database is on a server, and only its nodes know the store.
+        """
         return self.has_explicit_store or self.is_local or (self.folder / "store.db").exists()
 
     @property
-    def has_logs(self) -> bool:
-        """Whether the logs are those of the workers: their location was given, or everything is local."""
+    def can_read_worker_logs(self) -> bool:
+        """Whether this process reads logs from where the workers write them.
+
+        True if the location of logs was given, or if everything is local.
+        """
         return self.has_explicit_logs or self.is_local
 
     def explain_missing_database(self) -> str:

@@ -111,16 +111,18 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
             f"store {store.url} belongs to another database than {database.url}; give the right pair, or join these "
             "two with `latchwork workflows adopt-store`"
         )
-    _join_store(database, store, keys)
+    _bind_store(database, store, keys)
     return found
 
 
 def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Join a database to a store that has a different history, for example after one of them was restored from a
-    backup.
+    """Bind a database to another store, or again after one of them was restored from a backup.
+
+    Deletes the queue, the claims and the results from the store. Tasks that are queued or running in the database run
+    again.
 
     Raises:
-        LatchworkError: Masters are running in that store.
+        LatchworkError: Masters are still registered in the store.
     """
     from latchwork.jobs import inspect  # lazy, because it is slow to load
 
@@ -140,32 +142,32 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
         of_store = sa.or_(about.c.name.in_((SENDER, _STORE)), about.c.name.startswith(NOTES))
         connection.execute(sa.delete(about).where(of_store))
     store.put(keys.id, found.id.encode())
-    _join_store(database, store, keys)
+    _bind_store(database, store, keys)
     return found
 
 
-def check_store_of_database(connection: sa.Connection, pair: bytes | None, where: str) -> None:
+def check_store_of_database(connection: sa.Connection, store_name: bytes | None, store_url: str) -> None:
     """Check that a database belongs to a store.
 
     Args:
         connection: A transaction.
-        pair: The value of the key ``pair`` in the store. None: there is none.
-        where: The name of the store, for the message.
+        store_name: The name that is stored in the store, in the key ``pair``. None: it has none.
+        store_url: The URL of the store, for the error message.
     Raises:
         StoreMismatch: It belongs to another store.
     """
     found = connection.execute(sa.select(about.c.value).where(about.c.name == _STORE)).scalar()
-    if found is not None and (pair is None or pair != found.encode()):
+    if found is not None and (store_name is None or store_name != found.encode()):
         raise StoreMismatch(
-            f"the database belongs to another store than {where}: it was given two stores, or was joined to another "
-            "one since; give the right one, or join these two with `latchwork workflows adopt-store`"
+            f"the database belongs to another store than {store_url}: it was given two stores, or was joined to another"
+            " one since; give the right one, or join these two with `latchwork workflows adopt-store`"
         )
 
 
-def _join_store(database: Database, store: Store, keys: Keys) -> None:
-    """Join a database and a store that belong to no other yet: write the name of the store to both.
+def _bind_store(database: Database, store: Store, keys: Keys) -> None:
+    """Bind a database to a store, if neither is bound yet: write the same random store name to both.
 
-    If two stores are joined at the same time, the first one is accepted.
+    If a database is bound to two stores at the same time, the first one wins and the other raises ``StoreMismatch``.
     """
     there = store.get(keys.pair)
     if there is None:

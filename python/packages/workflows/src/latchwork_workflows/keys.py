@@ -47,7 +47,7 @@ _BETWEEN = "~"
 
 @dataclass(frozen=True, slots=True)
 class ItemName:
-    """The parts of an item's name.
+    """The parts of a queue item's ID.
 
     Attributes:
         task: The ID of the task's row.
@@ -63,20 +63,20 @@ class ItemName:
 
     @property
     def attempt_key(self) -> str:
-        """The name of the attempt in keys, ``<task>.<attempt number>``."""
+        """The attempt as part of store keys: ``<task ID>.<attempt number>``."""
         return format_attempt_key(self.task, self.n)
 
     @property
     def id(self) -> str:
-        """The name of the queue item. Names sort as text by priority, then by task."""
+        """The ID of the queue item. IDs sort lexicographically by priority, then by task."""
         return f"{self.priority:02d}{self.task:020d}.{self.n}.{self.shard}"
 
     @classmethod
     def parse(cls, item_id: str) -> ItemName:
-        """Parse the name of a queue item.
+        """Parse the ID of a queue item.
 
         Raises:
-            InvalidKey: The name is malformed.
+            InvalidKey: The ID is malformed.
         """
         found = _ITEM.fullmatch(item_id)
         if found is None:
@@ -135,7 +135,7 @@ class Keys:
         return f"{self.cancels}/{attempt_key}"
 
     def data_key(self, attempt_key: str) -> str:
-        """Return the key of that part of a large task spec that does not fit into the queue item."""
+        """Return the key of the second part of a task spec, for specs that are too large for one queue item."""
         return f"{self.every_data}/{attempt_key}"
 
     def notify_key(self, shard: int) -> str:
@@ -156,20 +156,20 @@ class Keys:
 
 
 def format_shard_name(shard: int) -> str:
-    """Return the name of a shard, both in keys and as a job item that is assigned to a master."""
+    """Return the name of a shard in store keys. It is also the job item that the masters' job manager assigns."""
     return f"{shard:02d}"
 
 
 def format_attempt_key(task: int, attempt_number: int) -> str:
-    """Return the name of an attempt in keys, ``<task>.<attempt number>``."""
+    """Return an attempt as part of store keys: ``<task ID>.<attempt number>``."""
     return f"{task}.{attempt_number}"
 
 
 def parse_attempt_key(attempt_key: str) -> tuple[int, int]:
-    """Return the task ID and the attempt number of an attempt's name.
+    """Parse the part of a store key that names an attempt. Return the task ID and the attempt number.
 
     Raises:
-        InvalidKey: The name is malformed.
+        InvalidKey: The text is malformed.
     """
     found = _X.fullmatch(attempt_key)
     if found is None or int(found[1]) > MAX_WHOLE:
@@ -178,7 +178,7 @@ def parse_attempt_key(attempt_key: str) -> tuple[int, int]:
 
 
 def is_attempt_key(attempt_key: str) -> bool:
-    """Return whether a text is a well-formed name of an attempt."""
+    """Return whether a text names an attempt as in store keys: ``<task ID>.<attempt number>``."""
     try:
         parse_attempt_key(attempt_key)
     except InvalidKey:
@@ -208,7 +208,7 @@ def get_worker_group(partition: str) -> str:
 
 
 def list_pool_keys(partition: str) -> tuple[str, ...]:
-    """Return the keys of the pools whose slots each task in a partition needs."""
+    """Return the pools of which each task in a partition needs a slot, as named in store keys."""
     return tuple(partition.split(_BETWEEN)[1:])
 
 
@@ -227,8 +227,8 @@ def build_sort_key(order: Order, run_id: int, run_priority: int, task_priority: 
     return f"{run_priority:02d}{task_priority:02d}{int(submitted_at) // 60:09d}"
 
 
-def build_rows_file_name(log: str) -> str:
-    """Return the name of the file that stores the query result of an attempt, which is mailed later.
+def build_result_file_name(log: str) -> str:
+    """Return the name of the file that stores the query result of an attempt until it is mailed.
 
     Args:
         log: The reference of the attempt's log.
@@ -240,10 +240,10 @@ def build_log_ref(code: int, run_id: int, attempt_key: str, claim: int) -> str:
     """Return the reference of an attempt's log. Each claim of an attempt has a separate log.
 
     Args:
-        code: The code of the workflow.
+        code: The ID of the workflow.
         run_id: The ID of the run.
-        attempt_key: The name of the attempt in keys.
-        claim: The token of its claim.
+        attempt_key: ``<task ID>.<attempt number>``.
+        claim: The fencing token of the claim. Each claim of an attempt has a greater one.
     """
     task, n = parse_attempt_key(attempt_key)
     return f"{code}/{run_id}/{task}/{n}.{claim}.log"

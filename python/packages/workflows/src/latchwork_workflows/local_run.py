@@ -267,7 +267,9 @@ class LocalRun:
             of, index = self._run.tasks[get_map_name(name)], get_element_index(name)
             spec = build_message(self._run, of, row, n, self._outputs, place=(0, 1, 1), index=index)
             outcome, outputs = (
-                self._call_function(spec, tried) if self._runs_in_process(spec) else self._run_process(spec, tried)
+                self._call_function(spec, tried)
+                if self._runs_in_process(spec)
+                else self._run_in_subprocess(spec, tried)
             )
         except KeyError as error:
             outcome, outputs = Outcome.FATAL, {}
@@ -310,12 +312,12 @@ class LocalRun:
         tried.log += out.getvalue()
         return Outcome.SUCCESS, result if isinstance(result, dict) else {} if result is None else {"result": result}
 
-    def _run_process(self, spec: TaskMessage, tried: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
-        """Run a task of another type in a separate process.
+    def _run_in_subprocess(self, spec: TaskMessage, result: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
+        """Run a task that is not a Python function, such as a shell script, in a separate process.
 
         Args:
             spec: The task.
-            tried: The result of the task, which gets the log.
+            result: The result of the task, which gets the log.
         Returns:
             The outcome and the outputs.
         """
@@ -334,12 +336,12 @@ class LocalRun:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            tried.log += (error.stdout or b"").decode("utf-8", "replace")
-            tried.error = f"it took longer than {spec.head.timeout_s:g} s"
+            result.log += (error.stdout or b"").decode("utf-8", "replace")
+            result.error = f"it took longer than {spec.head.timeout_s:g} s"
             return Outcome.FAILURE, {}
-        tried.log += done.stdout.decode("utf-8", "replace")
+        result.log += done.stdout.decode("utf-8", "replace")
         if done.returncode:
-            tried.error = f"exit code {done.returncode}"
+            result.error = f"exit code {done.returncode}"
             return Outcome.FAILURE, {}
         return Outcome.SUCCESS, parse_outputs(made.output.read_bytes())
 

@@ -50,15 +50,15 @@ class TaskHead(Struct, frozen=True):
 
     @property
     def attempt_key(self) -> str:
-        """The name of the attempt in keys."""
+        """The attempt as part of store keys: ``<task ID>.<attempt number>``."""
         return format_attempt_key(self.task, self.n)
 
     @classmethod
     def from_bytes(cls, value: bytes) -> TaskHead:
-        """Parse the head of a queue item.
+        """Parse only the header fields of a queue item's value, and not the parameters of the task.
 
         Raises:
-            BadRecord: The item contains no valid head.
+            BadRecord: The value contains no valid header.
         """
         return _HEAD.decode(value)
 

@@ -78,7 +78,7 @@ class Secrets:
             found = self._of_scope(name, each)
             if found is not None:
                 return found
-        variable = get_variable_name(name, scope)
+        variable = get_env_var_name(name, scope)
         ways = [f"set {variable} where it is started"] if variable else []
         ways += [f"put it into {self._folder / scope / name}"] if self._folder is not None else []
         flag = "--channels" if scope == CHANNELS else f"--project {scope}"
@@ -87,7 +87,7 @@ class Secrets:
         raise SecretMissing(f"this machine has no secret {name!r} of {whose}: {', or '.join(ways)}")
 
     def _of_scope(self, name: str, scope: str) -> str | None:
-        variable = get_variable_name(name, scope)
+        variable = get_env_var_name(name, scope)
         found = self._environ.get(variable) if variable else None
         if found is None and self._folder is not None and check_scope(scope):
             found = _read(self._folder / scope / name)
@@ -106,9 +106,14 @@ class Secrets:
         return None
 
 
-def get_variable_name(name: str, scope: str) -> str:
-    """Return the name of the environment variable that contains a secret. Empty if another scope could have the same
-    variable.
+def get_env_var_name(name: str, scope: str) -> str:
+    """Return the name of the environment variable that contains a secret.
+
+    Return an empty string if a secret of another scope could have the same name. Such a secret is read from its file.
+
+    Args:
+        name: The name of the secret.
+        scope: The project of the secret, or another scope.
     """
     shown = re.sub(r"[.-]", "_", name).upper()
     if scope in _VARIABLES:

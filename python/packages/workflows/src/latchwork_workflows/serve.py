@@ -17,7 +17,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from latchwork.store import connect
-from latchwork_workflows.app import LOCAL, check_exposure, create_admin_link, is_local, make_web_app
+from latchwork_workflows.app import LOCAL, create_admin_link, is_local, make_web_app, require_password_if_public
 from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
@@ -144,7 +144,7 @@ class Serve:
         logs = open_logs(home.logs)
         if options.makes_database:
             logs.set_owner(found.id)
-        elif home.has_logs:
+        elif home.can_read_worker_logs:
             logs.check_owner(found.id)
         secrets = Secrets(home.secrets)
         if options.has_master:
@@ -161,9 +161,9 @@ class Serve:
         if options.has_pages:
             cluster = StoreCluster(store, keys)
             cookie = f"latchwork-{found.id[:8]}"  # browsers share cookies between ports
-            known = logs if options.makes_database or home.has_logs else None
+            known = logs if options.makes_database or home.can_read_worker_logs else None
             app = make_web_app(database, logs=known, cluster=cluster, hosts=options.names, cookie=cookie)
-            check_exposure(app, options.host)
+            require_password_if_public(app, options.host)
             if tls is None and not options.proxy_headers and not is_local(options.host):
                 _log.warning(_PLAIN, options.host)
             trusted = options.trusted_proxies if options.proxy_headers else ()

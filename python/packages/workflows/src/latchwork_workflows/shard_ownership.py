@@ -33,42 +33,47 @@ class ShardTakeover:
         self._keys = keys
         self._check_owner = check_owner
 
-    def read_store(self) -> tuple[int, bytes | None]:
-        """Return the transaction number and the name of the store, as stored there. Call this before ``take_over``."""
+    def read_store_state(self) -> tuple[int, bytes | None]:
+        """Read from the store what ``take_over`` compares with the database.
+
+        Returns:
+            The number of the shard's transaction when results were last deleted from the store, or 0. The name of the
+            store, or None if it has none.
+        """
         shard = self._guard.id
         high, pair = self._store.get(self._keys.restore_mark_key(shard)), self._store.get(self._keys.pair)
         marked = int(high.value) if high is not None and high.value.isdigit() else 0
         return marked, None if pair is None else pair.value
 
-    def take_over(self, connection: sa.Connection, node: str, mark: int, pair: bytes | None) -> None:
+    def take_over(self, connection: sa.Connection, node: str, store_transaction: int, store_name: bytes | None) -> None:
         """Become the owner of the shard, in a transaction of the database.
 
         Args:
             connection: The transaction.
             node: The name of this master.
-            mark: The transaction number that the store contains.
-            pair: The name of the store.
+            store_transaction: The transaction number from ``read_store_state``.
+            store_name: The name of the store from ``read_store_state``.
         Raises:
             NotOwner: There is another owner.
             StoreMismatch: The store and the database do not match, or one of them is older.
         """
         shard = self._guard.id
-        check_store_of_database(connection, pair, self._store.url)
+        check_store_of_database(connection, store_name, self._store.url)
         try:
             seq = self._guard.acquire(connection, node)
         except NotOwner as error:
             self._check_store_age(error)
             raise
-        if mark < self._guard.get_transaction_in_store(connection):
+        if store_transaction < self._guard.get_confirmed_transaction(connection):
             raise StoreMismatch(
-                f"shard {shard}: the store has no mark after that of transaction {mark}, and later ones were made: "
-                "the store was restored from a backup, or emptied; see `latchwork workflows adopt-store`"
+                f"shard {shard}: the store has no mark after that of transaction {store_transaction}, and later ones "
+                "were made: the store was restored from a backup, or emptied; see `latchwork workflows adopt-store`"
             )
-        if mark > seq:
+        if store_transaction > seq:
             raise StoreMismatch(
-                f"shard {shard}: results of transaction {mark} were deleted from the store, and the database has "
-                f"made {seq}: it was restored from a backup. What ended since then runs again: agree to that with "
-                "`latchwork workflows adopt-store`"
+                f"shard {shard}: results of transaction {store_transaction} were deleted from the store, and the "
+                f"database has made {seq}: it was restored from a backup. What ended since then runs again: agree to "
+                "that with `latchwork workflows adopt-store`"
             )
 
     def _check_store_age(self, error: NotOwner) -> None:

@@ -176,7 +176,7 @@ def _follow_logs(client: WorkflowClient, number: int) -> RunDetail:
     while True:
         found = client.runs.get(number)
         for each in reversed(client.runs.attempts(number)):
-            tails.setdefault(each.id, _LogTail(each.name, each.id)).show(client, all_of_it=found.has_ended)
+            tails.setdefault(each.id, _LogTail(each.name, each.id)).print_new_lines(client, to_end=found.has_ended)
         if found.has_ended:
             return found
         time.sleep(0.3)
@@ -200,21 +200,21 @@ class _LogTail:
     partial_line: bytes = b""
     ended: bool = False
 
-    def show(self, client: WorkflowClient, *, all_of_it: bool) -> None:
+    def print_new_lines(self, client: WorkflowClient, *, to_end: bool) -> None:
         """Print the new lines of the log.
 
         If the log grows faster than it is printed, only a part is printed, so that other logs get a turn.
 
         Args:
             client: The client that reads the log.
-            all_of_it: Print everything that was written.
+            to_end: Print everything that was written until now.
         """
         parts = 0
-        while not self.ended and (all_of_it or parts < _PARTS):
+        while not self.ended and (to_end or parts < _PARTS):
             part = client.attempts.log(self.attempt, self.next)
             self.next, self.ended = part.next, part.ended
             *lines, self.partial_line = (self.partial_line + part.data).split(b"\n")
-            if self.ended or len(self.partial_line) > _LINE or (all_of_it and not part.data):
+            if self.ended or len(self.partial_line) > _LINE or (to_end and not part.data):
                 lines, self.partial_line = [*lines, *filter(None, [self.partial_line])], b""
             _print([f"{self.name} | {line.decode('utf-8', 'replace').rstrip(chr(13))}" for line in lines])
             if not part.data:
@@ -253,7 +253,7 @@ def _build_run_command(action: str, about: str, *lines: str, option: tuple[str, 
         **more: Any,
     ) -> None:
         with open_client(resolve_home(home, database, store), url) as client:
-            number = client.runs.act(run, action, **{name: each for name, each in more.items() if each})
+            number = client.runs.send_action(run, action, **{name: each for name, each in more.items() if each})
             client.commands.wait(number)
             found = client.runs.wait(run) if wait else client.runs.get(run)
             cause = _find_failure_causes(client, found) if wait else []

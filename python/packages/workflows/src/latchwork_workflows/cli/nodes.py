@@ -21,13 +21,13 @@ from latchwork.spi import (
     UsageError,
     command,
     counted,
+    create_store_observers,
+    disable_process_inspection,
     group,
     print_change,
-    refuse_readers,
     say,
     say_json,
     serve_worker,
-    store_observers,
 )
 from latchwork_workflows.cli.options import (
     DatabaseUrl,
@@ -126,10 +126,10 @@ _UNSET = frozenset({"name", "node_id", "debug"})
 
 
 def node_command(*lines: str) -> Callable[[F], F]:
-    """Return a decorator for commands that run a node.
+    """Return a decorator that registers a command that runs a node, such as a master or a worker.
 
-    Environment variables such as LATCHWORK_WORKFLOWS_SLOTS set their options. The memory of the process contains
-    secrets, so it is hidden from tasks of the same user.
+    Options can also be set by environment variables, such as LATCHWORK_WORKFLOWS_SLOTS. The process contains secrets,
+    so tasks of the same user cannot read its memory.
 
     Args:
         lines: The examples of the help text.
@@ -138,7 +138,7 @@ def node_command(*lines: str) -> Callable[[F], F]:
     def make(function: F) -> F:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> None:
-            refuse_readers()
+            disable_process_inspection()
             function(*args, **kwargs)
 
         made = command(*lines)(cast("F", run))
@@ -241,11 +241,11 @@ def run_master(
     log_to_stderr()
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
     more["secrets"] = Secrets(secrets or where.secrets)
-    with open_database(where) as opened, open_store(where, store_observers(probe_port)) as there:
+    with open_database(where) as opened, open_store(where, create_store_observers(probe_port)) as there:
         node = Master(opened, there, **more)
         probes = serve_worker("workflows_master", node, probe_host, probe_port)
         with probes, stop_on_signal(partial(node.close, 0.0)) as stop, node:
-            if where.has_logs:
+            if where.can_read_worker_logs:
                 _set_log_owner(more["logs"], load_installation(opened).id)
             say(f"master {node.node_id} started")
             sys.stdout.flush()
@@ -298,7 +298,7 @@ def run_worker(
     more |= {"tenants": tuple(tenants or ()), "work_dir": work_dir or where.folder / "work"}
     options = build_worker_options(slots, groups, **more)
     log_to_stderr()
-    with open_store(where, store_observers(probe_port)) as there:
+    with open_store(where, create_store_observers(probe_port)) as there:
         node = Worker(
             there,
             logs=open_logs(where.logs),
@@ -321,11 +321,10 @@ def adopt_store(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Join a database with a new store, or with one that was restored from a backup, or after a restore of the
-    database.
+    """Bind a database to another store, or bind them again after one was restored from a backup.
 
-    Everything queued, running or ended in the store is deleted. Tasks that are queued or running in the database run
-    again, so a task that has just ended runs twice.
+    This deletes the queue, the claims and the results of workflows from the store. Tasks that are queued or running
+    according to the database run again, so a task that has just ended runs twice.
     """
     where = resolve_home(home, database, store)
     from latchwork_workflows import Keys

@@ -161,14 +161,14 @@ def log_to_stderr() -> None:
 
 
 @contextmanager
-def stop_on_signal(hurry: Callable[[], object]) -> Iterator[Signal]:
+def stop_on_signal(on_second_signal: Callable[[], object]) -> Iterator[Signal]:
     """Return an event that is set by the first SIGTERM or SIGINT.
 
     Args:
-        hurry: Called at the second signal. Further signals have their default effect.
+        on_second_signal: Called at the second signal. Further signals have their default effect.
     """
     stop = Signal()
-    with on_end_signals(stop.set, hurry):
+    with on_end_signals(stop.set, on_second_signal):
         yield stop
 
 

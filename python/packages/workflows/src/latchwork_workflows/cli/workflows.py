@@ -49,12 +49,12 @@ def validate_file(file: File, *, home: HomeDir = None, as_json: Json = False) ->
     It does not open the database. It lists the settings that the project must have, and `apply` checks them.
     """
     resolve_home(home)
-    from latchwork_workflows.model import find_problems_in_text, list_required_settings
+    from latchwork_workflows.model import find_problems_in_text, report_used_settings
     from latchwork_workflows.types import TaskTypes
 
     text, types = read_text(file), TaskTypes()
     problems = find_problems_in_text(text, types)
-    needs = [] if problems else list_required_settings(text, types)
+    needs = [] if problems else report_used_settings(text, types)
     if as_json:
         say_json({"problems": [each._asdict() for each in problems], "needs": [each._asdict() for each in needs]})
     elif needs:
@@ -120,7 +120,7 @@ def deploy_module(
     where = resolve_home(home, database, store, logs)
     from latchwork_workflows import DefinitionInvalid
 
-    if url is None and not no_bundle and not where.has_logs:
+    if url is None and not no_bundle and not where.can_read_worker_logs:
         raise UsageError(
             "the code is stored in the log store of the workers, whose location is not known; give "
             "--logs, or --no-bundle for code that is installed on the workers"

@@ -38,12 +38,12 @@ def open_context(home: Home) -> tuple[ServiceContext, Callable[[], None]]:
         database = Database(home.database)
         stack.callback(database.close)
         cluster = _cluster(home, load_installation(database).id, stack)
-        logs = open_logs(home.logs) if home.has_logs else None
+        logs = open_logs(home.logs) if home.can_read_worker_logs else None
         return ServiceContext(database, DatabaseAccounts(database), logs=logs, cluster=cluster), stack.pop_all().close
 
 
 def _cluster(home: Home, installation: str, stack: ExitStack) -> StoreCluster | None:
-    if not home.may_have_store:
+    if not home.store_may_exist:
         return None
     try:
         store = stack.enter_context(connect(home.store))

@@ -228,7 +228,7 @@ class RunsClient:
         """Return why a run waits or has failed, and why each of its tasks is in its state."""
         return self._api.get(build_resource_path("runs", run, "why"), Explanation)
 
-    def act(
+    def send_action(
         self,
         run: int,
         action: str,
@@ -246,7 +246,7 @@ class RunsClient:
             no_cache: For ``rerun``: run every task, even if its outputs are cached.
             unique_key: Idempotency key. Commands with the same key are carried out once.
         Raises:
-            NotFound: There is no such run.
+            NotFound: There is no such run or action.
             WrongState: The state of the run does not allow the action. The message names the states that do.
             NotAllowed: Only masters send this command.
         """
@@ -256,27 +256,27 @@ class RunsClient:
         ).command
 
     def pause(self, run: int) -> int:
-        """Pause a run: start no more tasks, and let running tasks complete. The errors are those of ``act``."""
-        return self.act(run, "pause")
+        """Pause a run: start no more tasks, and let running tasks complete. The errors are those of ``send_action``."""
+        return self.send_action(run, "pause")
 
     def resume(self, run: int) -> int:
-        """Continue a paused run. The errors are those of ``act``."""
-        return self.act(run, "resume")
+        """Continue a paused run. The errors are those of ``send_action``."""
+        return self.send_action(run, "resume")
 
     def stop(self, run: int) -> int:
-        """Stop a run: end its running tasks and start no more. The errors are those of ``act``."""
-        return self.act(run, "stop")
+        """Stop a run: end its running tasks and start no more. The errors are those of ``send_action``."""
+        return self.send_action(run, "stop")
 
     def recover(self, run: int, start_from: Sequence[str] = ()) -> int:
         """Retry the failed and stopped tasks of a run, and everything downstream of them.
 
-        The errors are those of ``act``.
+        The errors are those of ``send_action``.
         """
-        return self.act(run, "recover", start_from=start_from)
+        return self.send_action(run, "recover", start_from=start_from)
 
     def rerun(self, run: int, *, no_cache: bool = False) -> int:
-        """Run all tasks of a completed run again. The errors are those of ``act``."""
-        return self.act(run, "rerun", no_cache=no_cache)
+        """Run all tasks of a completed run again. The errors are those of ``send_action``."""
+        return self.send_action(run, "rerun", no_cache=no_cache)
 
 
 class TasksClient:

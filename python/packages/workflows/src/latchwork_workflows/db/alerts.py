@@ -26,7 +26,7 @@ from latchwork_workflows.db.tables import (
     workflow_run,
 )
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.keys import build_rows_file_name
+from latchwork_workflows.keys import build_result_file_name
 from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.state import FAILED, Fact, WorkflowRun
 from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, apply_send_result
@@ -85,14 +85,14 @@ def create_run_alert(
     now: float,
     why: str = "",
 ) -> None:
-    """Create an alert about a run or one of its tasks.
+    """Create an alert about an event of a run or of one of its tasks, such as a failure.
 
     Args:
-        connection: The transaction in which the fact is written.
+        connection: The transaction that writes the new state of the run.
         definition: The definition of the run. It names the channels.
         run: The run as stored before.
         after: The new state of the run.
-        fact: What happened.
+        fact: The event: its kind, and the task attempt it is about, if any.
         now: Seconds since the epoch.
         why: The reason, if an internal error has ended the run. Otherwise empty.
     """
@@ -195,7 +195,7 @@ def create_query_result_alert(
         "schedule_time": run.schedule_time,
         "n": n,
         "count_rows": outputs.get("rows"),
-        "log_ref": build_rows_file_name(ref),
+        "log_ref": build_result_file_name(ref),
         "mail": {"to": list(mail.get("to") or ()), "subject": str(mail.get("subject") or "")},
     }
     cause = f"{run.ids[name]}.{n}"
@@ -369,7 +369,9 @@ class SenderLease:
         return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)
 
     def mark_in_doubt(self, connection: sa.Connection, is_mine: Callable[[int], bool], now: float) -> int:
-        """Mark deliveries as in doubt that a former sender left in state SENDING, and return their number.
+        """Mark the deliveries that an earlier sender left in state SENDING as in doubt, and return their number.
+
+        It is unknown whether their messages were sent. They are sent once more, and then shown as ``unsure``.
 
         Args:
             connection: A transaction.

@@ -191,16 +191,16 @@ def has_unfinished_commands(connection: sa.Connection, shard: int) -> bool:
     return connection.execute(_ANY_OPEN, {"shard": shard}).first() is not None
 
 
-def find_other_wake_commands(connection: sa.Connection, shard: int, code: int, *, exclude: int) -> dict[int, int]:
+def find_other_wake_up_commands(connection: sa.Connection, shard: int, code: int, *, exclude: int) -> dict[int, int]:
     """Return the other unfinished wake-up commands that a shard has for a workflow.
 
     Args:
         connection: A transaction.
         shard: The shard.
-        code: The workflow.
+        code: The ID of the workflow that has progressed.
         exclude: The ID of the command to leave out.
     Returns:
-        The ID of each command, with the ID of the run after which it continues.
+        The position of each command, by command ID: the ID of the last run that was woken. 0 at the start.
     """
     chosen = sa.select(command.c.id, command.c.args).where(
         command.c.shard == shard, command.c.done_at.is_(None), command.c.type == CommandType.WAKE.value

@@ -34,7 +34,7 @@ class ReferenceCache:
         with self._lock:
             found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
         missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}
-        bodies = _load_bodies(connection, missing)
+        bodies = _load_referencing_definitions(connection, missing)
         new = {code: (version, _references(bodies.get((code, version)))) for code, version in missing.items()}
         with self._lock:
             self._found.update(new)
@@ -50,9 +50,12 @@ def _references(body: str | None) -> tuple[WorkflowReference, ...]:
         return ()
 
 
-def _load_bodies(connection: sa.Connection, versions: Mapping[int, int]) -> dict[tuple[int, int], str]:
-    """Return the definitions of some versions, by code and version. Definitions without references to workflows are
-    left out.
+def _load_referencing_definitions(connection: sa.Connection, versions: Mapping[int, int]) -> dict[tuple[int, int], str]:
+    """Return the definitions that refer to other workflows, as JSON, by workflow ID and version.
+
+    Args:
+        connection: A transaction.
+        versions: The newest version of each workflow, by workflow ID.
     """
     found: dict[tuple[int, int], str] = {}
     codes = sorted(versions)

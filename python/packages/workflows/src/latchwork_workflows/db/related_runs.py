@@ -254,7 +254,7 @@ def _newest_definition(connection: sa.Connection, project: str, name: str) -> De
 # Waiting for others
 
 
-def register_wait(
+def register_dependencies(
     connection: sa.Connection, task_id: int, run_id: int, shard: int, targets: Iterable[tuple[int, str]]
 ) -> None:
     """Record that a task waits for other workflows. Idempotent.
@@ -275,13 +275,13 @@ def register_wait(
         connection.execute(insert.on_conflict_do_nothing(), values)
 
 
-def remove_waits(connection: sa.Connection, task_id: int) -> None:
+def delete_dependencies(connection: sa.Connection, task_id: int) -> None:
     """Delete the records of the workflows that a task waits for."""
     connection.execute(sa.delete(waiting).where(waiting.c.task == task_id))
 
 
-def remove_waits_of_run(connection: sa.Connection, run_id: int) -> None:
-    """Delete the records of the workflows that the tasks of a run wait for."""
+def delete_dependencies_of_run(connection: sa.Connection, run_id: int) -> None:
+    """Delete the records of which workflows the ``dependent`` tasks of a run wait for."""
     connection.execute(sa.delete(waiting).where(waiting.c.run_id == run_id))
 
 

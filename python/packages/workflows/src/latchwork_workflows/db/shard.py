@@ -1,9 +1,9 @@
 """The guard of a shard: the first statement of each transaction of a master, so a former owner cannot write.
 
-The owner of a shard has a token from the store, which increases with each owner. ``own`` writes it. From then on,
+The owner of a shard has a token from the store, which increases with each owner. ``acquire`` writes it. From then on,
 ``seq`` is only incremented if the token is the same. This takes one statement on both databases, since PostgreSQL reads
 the row again after waiting for another transaction. A master that restarts under the same hold has the same token,
-which ``own`` accepts.
+which ``acquire`` accepts.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ class ShardGuard:
             raise NotOwner(f"shard {self.id} has a newer owner than token {self.token}")
         return int(found.seq)
 
-    def get_transaction_in_store(self, connection: sa.Connection) -> int:
-        """Return the number of the newest transaction that was also recorded in the store, or 0.
+    def get_confirmed_transaction(self, connection: sa.Connection) -> int:
+        """Return the highest transaction number that the store is known to contain, or 0.
 
-        The store keeps this number in the key ``high/<shard>``.
+        The master writes the number to the key ``high/<shard>`` of the store when it deletes results there, and then
+        confirms it with ``record_confirmed_transaction``. A store with a lower number was restored from a backup.
         """
         value = connection.execute(sa.select(about.c.value).where(about.c.name == self._mark_name)).scalar()
         return int(value or 0)
 
-    def record_transaction_in_store(self, connection: sa.Connection, transaction: int) -> None:
-        """Record in the database that the store has the number of this transaction.
+    def record_confirmed_transaction(self, connection: sa.Connection, transaction: int) -> None:
+        """Record in the database that the store contains the number of this transaction.
 
-        A store without that number was restored from an older backup.
+        See ``get_confirmed_transaction``.
         """
         insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(about)
         new = {"name": self._mark_name, "value": str(transaction)}
@@ -79,10 +80,13 @@ class ShardGuard:
         """Release the shard if this process still owns it. The next owner then knows that no master has crashed."""
         connection.execute(_OURS.values(owner=""), self._parameters)
 
-    def check_owner(self, connection: sa.Connection) -> int:
-        """Check that this process still owns the shard, and return the number of the transaction.
+    def begin_owned_transaction(self, connection: sa.Connection) -> int:
+        """Check that this process still owns the shard, and count the transaction.
 
-        Must be the first statement of a transaction.
+        Call this before any other statement of the transaction.
+
+        Returns:
+            The number of the transaction. Each transaction of the shard's owners has the next number.
 
         Raises:
             NotOwner: Another process owns the shard. The transaction must be rolled back.

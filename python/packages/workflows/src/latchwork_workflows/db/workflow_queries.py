@@ -114,7 +114,13 @@ def list_versions(connection: sa.Connection, code: int, *, before: int | None = 
 
 
 def load_definition(connection: sa.Connection, code: int, version: int) -> Definition | None:
-    """Return the definition of a version, or None if it does not exist."""
+    """Return the definition of a workflow version, or None if it does not exist.
+
+    Args:
+        connection: A transaction.
+        code: The ID of the workflow.
+        version: The version.
+    """
     there = sa.and_(definition_version.c.code == code, definition_version.c.version == version)
     found = connection.execute(sa.select(definition_version.c.body).where(there)).scalar_one_or_none()
     return None if found is None else Definition.model_validate_json(found)
@@ -135,11 +141,15 @@ def list_schedules(connection: sa.Connection, projects: Collection[str] | None =
     return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(limit)).all())
 
 
-def load_last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
-    """Return the newest fire time of each schedule, by workflow code.
+def load_last_fire_times(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
+    """Return the newest fire time of each schedule and the run that it started, by workflow ID.
 
-    The columns are ``fire_time``, ``run``, ``state``, and ``done_at`` and ``error`` of its command. Those of the
-    command are NULL if it was deleted.
+    Args:
+        connection: A transaction.
+        codes_: The IDs of the workflows.
+    Returns:
+        Rows with ``fire_time``, ``run_id`` and ``state``, and with ``done_at`` and ``error`` of the start command. All
+        columns except ``fire_time`` are NULL if the command was deleted.
     """
     each = fire.alias()
     newest = sa.select(sa.func.max(each.c.fire_time)).where(each.c.code == schedule.c.code).scalar_subquery()

@@ -28,17 +28,17 @@ MAX_AT_ONCE = 100
 
 
 class BackfillWriter(Protocol):
-    """The part of ``TurnWriter`` that the module uses to read and change runs."""
+    """The part of ``TransactionWriter`` that the module uses to read and change runs."""
 
     def get_run(self, run_id: int) -> StoredRun | None:
         """Return the current state of a run, or None if the run does not belong to this shard."""
         ...
 
-    def advance_run(self, run_id: int, events: Iterable[Event]) -> None:
-        """Apply events to a run, and update the other runs that this affects, such as its parent."""
+    def apply_events(self, run_id: int, events: Iterable[Event]) -> None:
+        """Apply events to a run, save the run, and update the other runs that this affects, such as its parent."""
         ...
 
-    def must_wait(self, stored: StoredRun) -> bool:
+    def must_backfill_run_wait(self, stored: StoredRun) -> bool:
         """Return whether a run has to wait for the concurrency limit of its workflow."""
         ...
 
@@ -47,11 +47,12 @@ class BackfillWriter(Protocol):
         ...
 
     def call_isolated(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Call a function so that an error of its own run or row does not stop the others.
+        """Call a function. If it raises an error that only its own run, command or row can have caused, call
+        ``on_error`` instead, so that the others are still processed.
 
         Args:
             function: The function.
-            on_error: Called with such an error.
+            on_error: Called with the error.
         """
         ...
 
@@ -131,7 +132,7 @@ class BackfillAdvancer:
         backfills.set_backfill_state(self._connection, number, BackfillState.STOPPING, self._now)
 
     def advance_changed_backfills(self, written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> bool:
-        """Start or stop runs of the backfills that this transaction has affected.
+        """Start or stop further runs of the backfills with a run or a command that was written in this transaction.
 
         Args:
             written: The runs that were written in this transaction.
@@ -145,8 +146,8 @@ class BackfillAdvancer:
         return bool(going_on)
 
     def _advance(self, number: int, going_on: set[int]) -> None:
-        leading = _BackfillTurn(self._connection, self._shard, number, self._now)
-        while (now := leading.plan_next_events()) is not None:
+        leading = _BackfillSteps(self._connection, self._shard, number, self._now)
+        while (now := leading.save_next_step()) is not None:
             for run_id in now.runs:
                 self._apply_to_run(number, run_id, now.event)
         if leading.goes_on:
@@ -162,8 +163,10 @@ class BackfillAdvancer:
             stored = self._writer.get_run(run_id)
             if stored is not None:
                 known = stored.known
-                event = replace(event, dry=known.dry, fresh=known.fresh, waits=self._writer.must_wait(stored))
-        self._writer.advance_run(run_id, [event])
+                event = replace(
+                    event, dry=known.dry, fresh=known.fresh, waits=self._writer.must_backfill_run_wait(stored)
+                )
+        self._writer.apply_events(run_id, [event])
 
 
 def _find_changed_backfills(written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
@@ -192,7 +195,7 @@ class _EventForRuns(NamedTuple):
     event: Event
 
 
-class _BackfillTurn:
+class _BackfillSteps:
     """Advances one backfill in one transaction, step by step, until there is nothing to do or the limit is reached.
 
     Attributes:
@@ -208,8 +211,11 @@ class _BackfillTurn:
         self._is_over = False
         self.goes_on = False
 
-    def plan_next_events(self) -> _EventForRuns | None:
-        """Store the next state of the backfill, and return which of its runs to start or stop now. None: no runs."""
+    def save_next_step(self) -> _EventForRuns | None:
+        """Save the next state of the backfill, and return which of its runs to start or stop because of it.
+
+        Call this repeatedly. None: no run has to be started or stopped now.
+        """
         row = None if self._is_over else backfills.load_backfill(self._connection, self._number, shard=self._shard)
         if row is None:
             return None

@@ -192,14 +192,14 @@ _REFUSED = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.ProgrammingError, sa
 
 
 class RunErrorSuspected(Exception):
-    """Part of a turn failed, perhaps because of one run. The turn is rolled back and repeated run by run."""
+    """A transaction failed, perhaps because of one run. It is rolled back, and repeated with savepoints."""
 
 
 def may_concern_one_run(error: Exception) -> bool:
-    """Return whether an error may concern only the current run, command or row, and not the whole master.
+    """Return whether one run, command or row may have caused an error, so that the others can still be processed.
 
-    This is so for all errors, including ``MemoryError`` and ``RecursionError``, except errors of the database, errors
-    of the store, and the loss of the shard.
+    Returns False for errors of the database that do not refuse a value, for errors of the store, and for the loss of
+    the shard. Returns True for all others, including ``MemoryError`` and ``RecursionError``.
     """
     if isinstance(error, sa.exc.SQLAlchemyError):
         is_refused = isinstance(error, _REFUSED) or type(error) is sa.exc.StatementError

@@ -39,7 +39,7 @@ class ConcurrencyControl:
             self._limited[project] = pools.find_pool(self._connection, get_pool_of_project(project)) is not None
         return self._limited[project]
 
-    def must_wait(
+    def apply_limits(
         self,
         version: LoadedVersion,
         *,
@@ -48,9 +48,9 @@ class ConcurrencyControl:
         ancestors: Collection[int] = (),
         exclude: int = 0,
     ) -> bool:
-        """Return whether a new run has to wait for other runs of its workflow or for the pool of its project.
+        """Apply the concurrency policy of a workflow, and the size of its project's pool, to a new run.
 
-        Stops other runs if the concurrency policy of the workflow requires this.
+        Stops other runs if the policy requires this.
 
         Args:
             version: The workflow version of the run.
@@ -58,6 +58,8 @@ class ConcurrencyControl:
             must_run: Whether the run must not be refused and must not stop other runs. Set for the runs of a backfill.
             ancestors: IDs of the ancestors of the run.
             exclude: ID of the run itself, if it exists already.
+        Returns:
+            Whether the new run has to wait.
         Raises:
             WrongState: The policy or the pool refuses the run, or the run would wait for itself.
         """

@@ -30,7 +30,7 @@ from latchwork_workflows.model.values import RunContext, compute_values
 from latchwork_workflows.state import TaskRun, TaskState, WorkflowPlan, WorkflowRun, get_element_index, get_map_name
 from latchwork_workflows.state.records import NOT_TAKEN
 
-#: Maximum number of switches that are decided in one turn,
+#: Maximum number of switches that are decided in one iteration of the shard loop,
 MAX_CHOICES = 200
 #: and the seconds after which no further switch is decided.
 _CHOICES_S = 0.2
@@ -80,7 +80,7 @@ class TaskItemBuilder:
         project = version.definition.project
         if project not in parameters:
             parameters[project] = settings.load_parameters(connection, project)
-        self._runs[stored.id] = version, load_context(connection, version, stored, parameters[project])
+        self._runs[stored.id] = version, load_run_context(connection, version, stored, parameters[project])
 
     def build_items(
         self, cache: StateCache, attempts: Collection[SubmittedAttempt]
@@ -118,7 +118,7 @@ class TaskItemBuilder:
             The choice of each ``switch`` task, and None for any other task. If evaluation takes long, some switches are
                 left out.
         """
-        switches = self._find_switches(cache, master_attempts)
+        switches = self._find_switch_tasks(cache, master_attempts)
         made: dict[SubmittedAttempt, SwitchChoice | None] = dict.fromkeys(set(master_attempts) - set(switches))
         switches = switches[:MAX_CHOICES]
         unread = self._read_missing(cache, {each.run_id for each in switches})
@@ -131,12 +131,16 @@ class TaskItemBuilder:
         self._runs = {}
         return made
 
-    def _find_switches(self, cache: StateCache, master_attempts: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
-        """Return which tasks are ``switch`` tasks. Tasks of workflow versions that cannot be read are also returned.
+    def _find_switch_tasks(
+        self, cache: StateCache, master_attempts: Iterable[SubmittedAttempt]
+    ) -> list[SubmittedAttempt]:
+        """Return the attempts of ``switch`` tasks.
+
+        Attempts whose workflow version cannot be read are returned, too. Evaluating them reports the error.
 
         Args:
             cache: State of the runs.
-            master_attempts: Tasks that the master runs itself.
+            master_attempts: Attempts that the master runs itself.
         """
         found: list[SubmittedAttempt] = []
         with self._database.read() as connection:
@@ -201,10 +205,10 @@ def _is_queued(task: TaskRun) -> bool:
     return task.state is TaskState.SUBMITTED
 
 
-def load_context(
+def load_run_context(
     connection: sa.Connection, version: LoadedVersion, stored: StoredRun, parameters: Mapping[str, Any] | None = None
 ) -> RunContext:
-    """Return a run with the settings of its project. The values of its tasks are computed from this.
+    """Load what is needed to compute the values of a run's tasks: its definition, parameters, and project settings.
 
     Args:
         connection: A transaction.
@@ -421,7 +425,7 @@ class Dispatcher:
             try:
                 self._commit([Absent(self.keys.result_key(self._shard, x))], self._ops_of(each))
             except Conflict:
-                continue  # it was put or ended just now: the next turn sees it
+                continue  # it was queued or ended just now: the next iteration sees it
             done.append(x)
         return done
 
@@ -519,15 +523,16 @@ class Dispatcher:
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 
-    def was_claim_lost(self, place: ItemPosition) -> bool | None:
-        """Return whether the claim of a running attempt was lost.
+    def did_worker_die(self, place: ItemPosition) -> bool | None:
+        """Return whether a running attempt has lost its claim because its worker died.
 
-        Checks the queue item, the key of the claim and the result, in this order.
+        Reads the queue item, the key of the claim and the result, in this order.
 
         Args:
             place: The position of the queue item.
         Returns:
-            None: the attempt is running or has ended. True: its worker died. False: its worker released it.
+            True: its worker died. False: its worker released the claim. None: the claim was not lost, because the
+            attempt is running or has ended.
         """
         item = self._backlog.find(place.partition, place.sort_key, place.item.id)
         if self._is_running_or_ended(place.item.attempt_key):
@@ -551,7 +556,7 @@ def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
         yield batch
 
 
-#: Errors that end a turn and not the run. The next turn retries.
+#: Errors that end one iteration of the shard loop, and not the loop. The next iteration retries.
 PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, QuotaExceeded, Conflict)
 
 

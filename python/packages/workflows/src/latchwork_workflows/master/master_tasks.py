@@ -18,7 +18,7 @@ from latchwork_workflows.db.history import record_event as told_people
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import NotFound
 from latchwork_workflows.master.commands import MalformedCommand, RunRequest, get_error_text
-from latchwork_workflows.master.dispatcher import SwitchChoice, load_context
+from latchwork_workflows.master.dispatcher import SwitchChoice, load_run_context
 from latchwork_workflows.master.state_cache import VersionCache
 from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.model.templates import fill_references
@@ -73,13 +73,13 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 
 class RunWriter(Protocol):
-    """The part of ``TurnWriter`` that master tasks use to read and change runs."""
+    """The part of ``TransactionWriter`` that master tasks use to read and change runs."""
 
     def get_run(self, run_id: int) -> StoredRun | None:
         """Return the current state of a run, or None if the run does not belong to this shard."""
         ...
 
-    def advance_single_run(self, run_id: int, events: Iterable[Event], outputs: Outputs) -> None:
+    def apply_events_to_one_run(self, run_id: int, events: Iterable[Event], outputs: Outputs) -> None:
         """Apply events to a run, without updating the other runs that this affects."""
         ...
 
@@ -87,18 +87,18 @@ class RunWriter(Protocol):
         """Create a run and return its ID."""
         ...
 
-    def child_must_wait(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
-        """Return whether a child run has to wait for the concurrency limit of its workflow."""
+    def apply_limits_to_child(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
+        """Apply the concurrency limits of its workflow to a child run, and return whether the run has to wait."""
         ...
 
-    def call_isolated_without_rollback(
+    def call_isolated_without_savepoint(
         self, function: Callable[[], object], on_error: Callable[[Exception], object]
     ) -> None:
-        """Call a function so that an error of its own run or row does not stop the others.
+        """Call a function like ``call_isolated``, but without a savepoint, so nothing is rolled back after an error.
 
         Args:
             function: The function. It must write nothing before it can fail.
-            on_error: Called with such an error.
+            on_error: Called with an error that only the function's own run or row can have caused.
         """
         ...
 
@@ -136,15 +136,16 @@ class MasterTasks:
 
     # Written runs
 
-    def record_saved_run(self, before: StoredRun, made: StoredRun, after: WorkflowRun) -> None:
-        """Queue the actions that a written run requests, and remember which dependent tasks to notify.
+    def process_saved_run(self, before: StoredRun, saved: StoredRun, after: WorkflowRun) -> None:
+        """Queue the master's actions that a changed run requests, write the history of its tasks that run on the
+        master, and remember which tasks have ended, so that tasks that depend on them are notified.
 
         Args:
-            before: The run before this write.
-            made: The run as it is stored now.
-            after: The new state.
+            before: The run before it was saved.
+            saved: The run as it is stored now.
+            after: The new state, with the requested actions.
         """
-        self.todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
+        self.todo.extend((saved.id, call) for call in after.calls if call.kind != "choose")
         was = before.known.tasks if before.known.round == after.round else {}
         rows: list[AttemptRow] = []
         for name, task in after.tasks.items():
@@ -152,26 +153,24 @@ class MasterTasks:
             if old == task:
                 continue
             if task.state in DONE | FAILED:
-                self._ended.setdefault(made.code, set()).add(name)
+                self._ended.setdefault(saved.code, set()).add(name)
             if task.runs_on_master and (not old.runs_on_master or old.n != task.n):
-                rows.append(AttemptRow(made.ids[name], task.n, 0, "", "", self._now))
+                rows.append(AttemptRow(saved.ids[name], task.n, 0, "", "", self._now))
             elif old.runs_on_master and not task.runs_on_master:
-                why = self._why.pop((made.id, name), "")
+                why = self._why.pop((saved.id, name), "")
                 outcome = _OUTCOMES.get(task.state, "failure")
                 rows.append(
-                    AttemptRow(made.ids[name], old.n, 0, "", "", self._now, "", self._now, outcome, error=why[:4000])
+                    AttemptRow(saved.ids[name], old.n, 0, "", "", self._now, "", self._now, outcome, error=why[:4000])
                 )
         attempts.save_attempts(self._connection, rows, self._now)
         if after.state in OVER:
-            self._over.add(made.code)
-            if made.parent is not None:
-                self.todo.append((made.id, None))
+            self._over.add(saved.code)
+            if saved.parent is not None:
+                self.todo.append((saved.id, None))
 
-    def record_abandoned_run(self, stored: StoredRun) -> None:
-        """Stop the children of a run that ended because of an error, and delete what was stored for its dependent
-        tasks.
-        """
-        related_runs.remove_waits_of_run(self._connection, stored.id)
+    def clean_up_failed_run(self, stored: StoredRun) -> None:
+        """Stop the child runs of a run that an error has ended, and delete the run's registered dependencies."""
+        related_runs.delete_dependencies_of_run(self._connection, stored.id)
         for name, task in stored.known.tasks.items():
             if task.runs_on_master or task.state is TaskState.PAUSED:
                 self.todo.append((stored.id, Call("stop", name)))
@@ -189,12 +188,12 @@ class MasterTasks:
         if call is None:
             self._notify_parent(stored)
         elif call.kind == "forget":
-            related_runs.remove_waits(self._connection, stored.ids[call.task])
+            related_runs.delete_dependencies(self._connection, stored.ids[call.task])
         elif call.kind in self._kinds:
             task = stored.known.tasks[call.task]
             if task.runs_on_master:
                 do = partial(self._kinds[call.kind], stored, call.task, task)
-                self._writer.call_isolated_without_rollback(do, partial(self._call_failed, stored, call.task, task))
+                self._writer.call_isolated_without_savepoint(do, partial(self._call_failed, stored, call.task, task))
         else:
             self._command_child(stored, call)
 
@@ -214,7 +213,7 @@ class MasterTasks:
 
     def _fail(self, stored: StoredRun, name: str, task: TaskRun, why: str) -> None:
         self._why[stored.id, name] = why
-        self._writer.advance_single_run(stored.id, [Ended(name, task.n, Outcome.FATAL, stored.known.round)], {})
+        self._writer.apply_events_to_one_run(stored.id, [Ended(name, task.n, Outcome.FATAL, stored.known.round)], {})
 
     def _succeed(self, stored: StoredRun, name: str, task: TaskRun, outputs: Mapping[str, Any]) -> None:
         size = len(json.dumps(outputs))
@@ -228,7 +227,7 @@ class MasterTasks:
             )
             return
         ended = Ended(name, task.n, Outcome.SUCCESS, stored.known.round)
-        self._writer.advance_single_run(stored.id, [ended], {name: outputs})
+        self._writer.apply_events_to_one_run(stored.id, [ended], {name: outputs})
 
     # Children
 
@@ -253,7 +252,7 @@ class MasterTasks:
         version = self._plans.get(self._connection, stored.code, stored.version)
         spec = version.tasks[get_map_name(name)]
         given = SubProcessParams.model_validate(spec.params)
-        run = load_context(self._connection, version, stored)
+        run = load_run_context(self._connection, version, stored)
         values = compute_values(run, spec, task.n, stored.outputs, index=get_element_index(name))
         params = fill_references(given.params, values, run.schedule_datetime)
         code, number, is_online, project = grants.find_granted_workflow(
@@ -267,7 +266,7 @@ class MasterTasks:
         unknown = sorted(params.keys() - takes.keys())
         if unknown:
             raise ValueError(f"{given.workflow} has no parameter {unknown[0]!r}; it has {', '.join(takes) or 'none'}")
-        waits = self._writer.child_must_wait(code, number, ancestors=self._run_and_ancestors(stored))
+        waits = self._writer.apply_limits_to_child(code, number, ancestors=self._run_and_ancestors(stored))
         made = self._writer.create_run(
             RunRequest(code, number, Start(waits=waits), stored.schedule_time, params, PRIORITIES[stored.priority]),
             f"run {stored.id}",
@@ -302,14 +301,14 @@ class MasterTasks:
         event = choose_event_for_child(call.kind, child.known.state)
         if call.kind == "pause" and child.known.state is RunState.SERIAL_WAIT:  # it does not start in the meantime
             task = stored.known.tasks[call.task]
-            self._writer.advance_single_run(stored.id, [ChildPaused(call.task, task.n, stored.known.round)], {})
+            self._writer.apply_events_to_one_run(stored.id, [ChildPaused(call.task, task.n, stored.known.round)], {})
         elif isinstance(event, (Recover, Rerun)):
-            waits = self._writer.child_must_wait(
+            waits = self._writer.apply_limits_to_child(
                 child.code, child.version, ancestors=self._run_and_ancestors(stored), exclude=child.id
             )
-            self._writer.advance_single_run(child.id, [replace(event, waits=waits)], {})
+            self._writer.apply_events_to_one_run(child.id, [replace(event, waits=waits)], {})
         elif event is not None:
-            self._writer.advance_single_run(child.id, [event], {})
+            self._writer.apply_events_to_one_run(child.id, [event], {})
         elif child.known.state in OVER:
             self.todo.append((child.id, None))
 
@@ -326,16 +325,16 @@ class MasterTasks:
         event = choose_event_for_parent(child.known.state, place.name, task.n, run)
         if not task.runs_on_master:
             if task.state in FAILED and event is not None and getattr(event, "outcome", None) is Outcome.SUCCESS:
-                self._writer.advance_single_run(parent.id, [ChildForced(place.name, run)], {})
+                self._writer.apply_events_to_one_run(parent.id, [ChildForced(place.name, run)], {})
         elif isinstance(event, Ended) and event.outcome is Outcome.SUCCESS:
-            self._writer.call_isolated_without_rollback(
+            self._writer.call_isolated_without_savepoint(
                 lambda: self._succeed(parent, place.name, task, self._collect_child_outputs(child)),
                 partial(self._call_failed, parent, place.name, task),
             )
         elif event is not None:
             if isinstance(event, Ended):
                 self._why[parent.id, place.name] = f"run {child.id}, its child, is {child.known.state.value}"
-            self._writer.advance_single_run(parent.id, [event], {})
+            self._writer.apply_events_to_one_run(parent.id, [event], {})
 
     def _collect_child_outputs(self, child: StoredRun) -> dict[str, Any]:
         """Combine the outputs of all tasks of a child run. If names are equal, the later task takes precedence."""
@@ -357,7 +356,7 @@ class MasterTasks:
         """
         version = self._plans.get(self._connection, stored.code, stored.version)
         condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
-        scheduled_at = load_context(self._connection, version, stored).schedule_datetime
+        scheduled_at = load_run_context(self._connection, version, stored).schedule_datetime
         without = self._run_and_ancestors(stored)
         outputs: dict[str, Any] = {}
         used: set[tuple[str, str, int]] = set()
@@ -371,7 +370,9 @@ class MasterTasks:
                 )
             except NotFound:
                 return None  # it may be created later
-            related_runs.register_wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
+            related_runs.register_dependencies(
+                self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)]
+            )
             found = [
                 related_runs.find_newest_run(self._connection, code, span, without)
                 for span in list_time_spans(each.window, scheduled_at)
@@ -393,7 +394,7 @@ class MasterTasks:
             self._succeed(stored, name, task, outputs)
         elif said is False:
             self._why[stored.id, name] = "a dependency has failed"
-            self._writer.advance_single_run(stored.id, [SeenFailed(name, task.n, stored.known.round)], {})
+            self._writer.apply_events_to_one_run(stored.id, [SeenFailed(name, task.n, stored.known.round)], {})
 
     # Switches and maps
 
@@ -411,17 +412,17 @@ class MasterTasks:
             event: Event = Ended(name, n, Outcome.FATAL, stored.known.round)
         else:
             event = Chose(name, n, choice.heads, stored.known.round)
-        self._writer.advance_single_run(stored.id, [event], {})
+        self._writer.apply_events_to_one_run(stored.id, [event], {})
 
     def _expand(self, stored: StoredRun, name: str, task: TaskRun) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
-        run = load_context(self._connection, version, stored)
+        run = load_run_context(self._connection, version, stored)
         count = len(compute_items(run, version.tasks[name], task.n, stored.outputs))
         others = sum(get_map_name(each) != name for each in stored.known.tasks)
         if count > MAX_ITEMS or count + others > MAX_TASKS:
             raise ValueError(f"it has {count:,} items; a map has at most {MAX_ITEMS:,}, and a run {MAX_TASKS:,} tasks")
         if count:
-            self._writer.advance_single_run(stored.id, [Expanded(name, task.n, count, stored.known.round)], {})
+            self._writer.apply_events_to_one_run(stored.id, [Expanded(name, task.n, count, stored.known.round)], {})
         else:
             self._succeed(stored, name, task, {})
 
@@ -447,7 +448,7 @@ MAX_WOKEN = 50
 
 
 class WakeUps:
-    """Wakes the ``dependent`` tasks that wait for other workflows, in one transaction. Not thread-safe."""
+    """Checks ``dependent`` tasks again when a workflow that they wait for has progressed. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, shard: int, now: float, wake: Callable[[int], None]) -> None:
         self._connection = connection
@@ -458,21 +459,24 @@ class WakeUps:
         #: There is more to do, and a command was written for it.
         self.goes_on = False
 
-    def is_done(self, command: CommandRow) -> bool:
+    def is_superseded(self, command: CommandRow) -> bool:
         """Return whether another command in this transaction has already done what this command requests."""
         return command.id in self._done
 
-    def apply_command(self, command: CommandRow) -> None:
-        """Wake the runs with tasks that wait for a workflow of which a run or task has ended. Continue a wake-up if one
-        has begun.
+    def apply_wake_up(self, command: CommandRow) -> None:
+        """Check the dependencies of tasks that wait for a workflow, because a run or a task of it has ended.
 
+        One command wakes at most ``MAX_WOKEN`` runs. If there are more, a further command is written to continue.
+
+        Args:
+            command: A wake-up command. Its arguments are the workflow and the run ID after which it continues.
         Raises:
             MalformedCommand: The command names no workflow.
         """
         code, after = command.args.get("code"), command.args.get("after", 0)
         if not isinstance(code, int) or not isinstance(after, int):
             raise MalformedCommand(f"command {command.id} names no run to wake")
-        if not after and self._is_in_progress(code, command.id):
+        if not after and self._mark_duplicates_done(code, command.id):
             self._wake_next(code, 0)  # after the rest of that round
             return
         found = related_runs.list_waiting_runs(self._connection, self._shard, code, after=after, limit=MAX_WOKEN)
@@ -481,12 +485,13 @@ class WakeUps:
         if len(found) == MAX_WOKEN:
             self._wake_next(code, found[-1])
 
-    def _is_in_progress(self, code: int, command_id: int) -> bool:
-        """Return whether a wake-up for this workflow has begun and is unfinished.
+    def _mark_duplicates_done(self, code: int, command_id: int) -> bool:
+        """Mark other commands for the same wake-up as done, because this command does their work.
 
-        Other commands that request the same wake-up are marked as done.
+        Returns:
+            Whether a wake-up for this workflow has already woken some of the runs and must continue first.
         """
-        others = commands.find_other_wake_commands(self._connection, self._shard, code, exclude=command_id)
+        others = commands.find_other_wake_up_commands(self._connection, self._shard, code, exclude=command_id)
         for other, after in others.items():
             if not after:
                 self._done.add(other)

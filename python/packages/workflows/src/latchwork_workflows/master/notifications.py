@@ -26,20 +26,20 @@ class Notifications:
         self._plans = plans
         self._now = now
 
-    def record_saved_run(self, before: StoredRun, made: StoredRun, after: WorkflowRun, *, why: str = "") -> None:
-        """Write the alerts about a run that has changed.
+    def create_run_alerts(self, before: StoredRun, saved: StoredRun, after: WorkflowRun, *, why: str = "") -> None:
+        """Create the alerts about a run that has changed.
 
         Args:
-            before: The run before this write.
-            made: The run as it is stored now.
+            before: The run before it was saved.
+            saved: The run as it is stored now.
             after: The new state.
             why: The error that ended the run, if any.
         """
-        self._add_run_alerts(made, after, why)
+        self._add_run_alerts(saved, after, why)
         if before.known.round == after.round and not after.dry:
-            self._add_rows_alerts(before, made, after)
+            self._add_query_result_alerts(before, saved, after)
 
-    def _add_rows_alerts(self, before: StoredRun, made: StoredRun, after: WorkflowRun) -> None:
+    def _add_query_result_alerts(self, before: StoredRun, saved: StoredRun, after: WorkflowRun) -> None:
         """Write alerts that mail the query results of tasks that have now succeeded."""
         was = before.known.tasks
         ended = [
@@ -47,12 +47,12 @@ class Notifications:
             for name, task in after.tasks.items()
             if task.state is TaskState.SUCCESS and name in was and was[name].state in AT_WORKERS
         ]
-        version = _find_version(self._plans, self._connection, made) if ended else None
+        version = _find_version(self._plans, self._connection, saved) if ended else None
         for name in ended if version is not None else ():
             task = version.tasks[get_map_name(name)] if version is not None else None
             mail = task.params.get("mail") if task is not None and task.type == "sql" else None
             if version is not None and isinstance(mail, Mapping):
-                alerts.create_query_result_alert(self._connection, version.definition, made, name, mail, now=self._now)
+                alerts.create_query_result_alert(self._connection, version.definition, saved, name, mail, now=self._now)
 
     def _add_run_alerts(self, made: StoredRun, after: WorkflowRun, why: str) -> None:
         version = _find_version(self._plans, self._connection, made) if after.facts else None

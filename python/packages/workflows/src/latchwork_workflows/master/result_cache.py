@@ -14,7 +14,7 @@ from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.result_cache import CacheEntry
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.db.tables import event
-from latchwork_workflows.master.dispatcher import load_context
+from latchwork_workflows.master.dispatcher import load_run_context
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
 from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.state import Ended, Outcome, TaskState, WorkflowRun, advance, get_element_index, get_map_name
@@ -150,7 +150,7 @@ class ResultCache:
         if not new:
             return keys
         try:
-            run = load_context(self._connection, version, stored)
+            run = load_run_context(self._connection, version, stored)
         except ValueError:
             return keys  # the error is reported when the task is dispatched
         for name in new:

@@ -1,6 +1,7 @@
-"""Runs a shard while a node owns it: repeated turns of read, write, dispatch. Only this thread writes the shard's rows.
+"""The loop of a master over one of its shards: read the store and the database, write one transaction, dispatch tasks.
 
-Memory holds what the last transaction wrote. After any doubt it is read again, under the guard.
+Only the thread of this loop writes the rows of the shard. Memory holds what the last transaction wrote. After an error,
+or a commit of unknown outcome, the state is read again under the shard guard.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from latchwork_workflows.master.dispatcher import PASSING, Dispatcher, ItemPosit
 from latchwork_workflows.master.pools import PoolSizes
 from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt, VersionCache
 from latchwork_workflows.master.store_reader import (
-    Debounce,
+    ClaimWriteDelay,
     StoreReader,
     StoreSnapshot,
     collect_events,
@@ -39,7 +40,7 @@ from latchwork_workflows.master.store_reader import (
     find_missing_attempts,
     find_reclaimed_attempts,
 )
-from latchwork_workflows.master.writer import TurnResult, TurnWriter
+from latchwork_workflows.master.writer import TransactionResult, TransactionWriter
 from latchwork_workflows.shard_ownership import ShardTakeover
 from latchwork_workflows.state import Ended, Event, Outcome, Removed
 
@@ -47,13 +48,13 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two polls for commands without a notification.
 POLL_S = 5.0
-#: Maximum number of items that are put in one turn.
+#: Maximum number of items that are queued in one iteration.
 MAX_PUTS = 200
-#: Seconds between two records of what the store has.
+#: Seconds between two records in the database of the transaction number that the store contains.
 _NOTE_S = 5.0
-#: Seconds until a failed turn is retried.
+#: Seconds until a failed iteration is retried.
 _AGAIN_S = 0.5
-#: After one of these errors a turn is repeated carefully, run by run, to find the run that the database refuses.
+#: After one of these errors the iteration is repeated with a savepoint for each run, to find the run that caused it.
 _MAY_BE_OF_A_RUN = (RunErrorSuspected, sa.exc.SQLAlchemyError)
 
 
@@ -69,7 +70,7 @@ class ShardTools:
         order: Order in which tasks are claimed.
         plans: Cache of versions.
         poll_s: Seconds between two polls for commands without a notification.
-        on_database_answer: Called after each turn with whether the database answered.
+        on_database_answer: Called after each iteration with whether the database answered.
         now: Returns seconds since the epoch.
         trouble: Logs failed turns of all shards.
     """
@@ -117,7 +118,7 @@ class ShardLoop:
         self._shards_to_notify: set[int] = set()
         self._task_specs = TaskItemBuilder(tools.database, tools.plans, shard)
         self._pools = PoolSizes(shard, self._dispatcher)
-        self._looking, self._debounce = StoreReader(self._prefix), Debounce()
+        self._looking, self._claim_delay = StoreReader(self._prefix), ClaimWriteDelay()
         self._fires: list[tuple[schedules.ScheduleRow, float]] = []
         self._broken: set[schedules.ScheduleRow] = set()
         self._ahead: set[int] = set()
@@ -125,12 +126,12 @@ class ShardLoop:
         self._concurrency: list[int] = []
         self._polled_at = -1e18
         self._poke = -1
-        self._is_known = self._is_careful = False
+        self._is_known = self._isolates_runs = False
         self._is_busy = self._needs_repair = False
-        self.turns = 0
+        self.iterations = 0
 
     def stop(self) -> None:
-        """Request to stop after the current turn. Thread-safe."""
+        """Request to stop after the current iteration. Thread-safe."""
         self._stopping = True
         self._news.set()
 
@@ -144,7 +145,7 @@ class ShardLoop:
         try:
             with self._tools.store.mirror(self._prefix, wait=False) as mirror:
                 mirror.on_change(lambda _changes: self._news.set())
-                self._run_turns(mirror)
+                self._run_loop(mirror)
             self._release()
         finally:
             self._tools.trouble.forget(self._id)
@@ -154,54 +155,54 @@ class ShardLoop:
         with suppress(*PASSING, sa.exc.SQLAlchemyError), self._transaction() as connection:
             self._guard.release(connection)
 
-    def _run_turns(self, mirror: Mirror) -> None:
+    def _run_loop(self, mirror: Mirror) -> None:
         while not self._stopping:
             self._news.clear()
             try:
-                wait_s = self._run_turn(mirror)
+                wait_s = self._run_iteration(mirror)
             except (NotOwner, StoreMismatch, OwnershipLost, LockLost):
                 raise
             except PASSING as error:
                 self._discard_state(error)
                 wait_s = _AGAIN_S
             except Exception as error:
-                if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or may_concern_one_run(error)):
+                if self._isolates_runs or not (isinstance(error, _MAY_BE_OF_A_RUN) or may_concern_one_run(error)):
                     raise
                 self._discard_state(error)
-                self._is_careful = True  # repeat, one run after the other
+                self._isolates_runs = True  # repeat, with a savepoint for each run
                 wait_s = 0.0
             if wait_s > 0.0 and not self._stopping:
                 self._clock.wait(self._news, wait_s)
 
     def _discard_state(self, error: Exception) -> None:
-        """Discard the state in memory after an error, so that the next turn reads everything again."""
+        """Discard the state in memory after an error, so that the next iteration reads everything again."""
         if isinstance(error, DatabaseUnavailable):
             self._tools.on_database_answer(False)
         self._tools.trouble.record_failure(error, "shard %d reloads its state", self._id, item=self._id)
         self._is_known = False
 
-    def _run_turn(self, mirror: Mirror) -> float:
+    def _run_iteration(self, mirror: Mirror) -> float:
         """Read the store and the database once, write the changes, and send tasks to workers.
 
         Returns:
-            The seconds to wait until the next turn.
+            The seconds to wait until the next iteration.
         """
         if not self._is_known:
             self._take_over(mirror)
         now = self._cache.update_time(self._tools.now())
         found = self._looking.read(mirror.snapshot().values())
-        is_asked = self._must_poll(found, now)
-        written = self._write_changes(found, now, is_asked=is_asked)
+        query_commands = self._must_poll(found, now)
+        written = self._write_changes(found, now, query_commands=query_commands)
         if written is not None:
             self._apply_committed(written)
-        self._apply_to_store()
+        self._write_to_store()
         if self._needs_repair and self._is_known:
             self._drop_orphans()
-        self._is_careful = False
+        self._isolates_runs = False
         self._record_turn()
         if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
-        self.turns += 1
+        self.iterations += 1
         is_more = found.is_full or (written is not None and written.more)
         return 0.0 if is_more or self._is_busy or self._needs_repair else self._compute_wait_s(now)
 
@@ -218,7 +219,7 @@ class ShardLoop:
     def _take_over(self, mirror: Mirror) -> None:
         """Become the owner of the shard in the database, and read its active runs."""
         mirror.ready(10.0)
-        found = self._owning.read_store()
+        found = self._owning.read_store_state()
         with self._transaction() as connection:
             former = self._guard.get_former_owner(connection)
             self._owning.take_over(connection, self._tools.node, *found)
@@ -226,7 +227,7 @@ class ShardLoop:
             known = self._load_runs(connection, writing)
             owners = former, self._tools.node
             writing.create_takeover_alerts(known, token=self._guard.token, owners=owners)
-            writing.finish_turn()
+            writing.finish()
         self._cache = StateCache(known)
         self._apply_committed(writing.written)
         self._claims, self._cancelled, self._removed = {}, set(), {}
@@ -235,33 +236,35 @@ class ShardLoop:
         self._is_known = True
         self._polled_at = -1e18
 
-    def _load_runs(self, connection: sa.Connection, writing: TurnWriter) -> list[StoredRun]:
-        """Load the active runs of the shard. In a careful turn, end the runs that cannot be loaded.
+    def _load_runs(self, connection: sa.Connection, writing: TransactionWriter) -> list[StoredRun]:
+        """Load the active runs of the shard.
+
+        If this iteration isolates runs, mark each run that cannot be loaded as failed. Otherwise such a run raises.
 
         Args:
             connection: A transaction.
-            writing: The writer of the turn.
+            writing: The writer of the transaction.
         """
         ids = runs.list_active_runs(connection, self._id)
-        if not self._is_careful:
+        if not self._isolates_runs:
             return list(runs.load_runs(connection, ids).values())
-        return [stored for each in ids if (stored := writing.end_run_if_invalid(each)) is not None]
+        return [stored for each in ids if (stored := writing.fail_if_invalid(each)) is not None]
 
     def _transaction(self) -> Any:
         return self._tools.database.write()
 
     def _writer(
-        self, connection: sa.Connection, cache: StateCache, *, now: float | None = None, is_careful: bool = False
-    ) -> TurnWriter:
+        self, connection: sa.Connection, cache: StateCache, *, now: float | None = None, isolates_runs: bool = False
+    ) -> TransactionWriter:
         tools = self._tools
-        return TurnWriter(
+        return TransactionWriter(
             connection,
             self._id,
             cache,
             plans=tools.plans,
             order=tools.order,
             now=tools.now() if now is None else now,
-            is_careful=is_careful or self._is_careful,
+            isolates_runs=isolates_runs or self._isolates_runs,
         )
 
     def _must_poll(self, found: StoreSnapshot, now: float) -> bool:
@@ -283,62 +286,62 @@ class ShardLoop:
 
     # Write
 
-    def _write_changes(self, found: StoreSnapshot, now: float, *, is_asked: bool) -> TurnResult | None:
+    def _write_changes(self, snapshot: StoreSnapshot, now: float, *, query_commands: bool) -> TransactionResult | None:
         """Run one database transaction if there is anything to write.
 
         Args:
-            found: Content of the store.
+            snapshot: Content of the store.
             now: Seconds since the epoch.
-            is_asked: Whether to query the database for commands and schedules.
+            query_commands: Whether to query the database for commands and schedules.
         Returns:
             What was written, or None if nothing was.
         """
-        lost = self._find_lost_attempts(found)
-        what = collect_events(self._cache, found, lost, self._claims)
+        lost = self._find_lost_attempts(snapshot)
+        what = collect_events(self._cache, snapshot, lost, self._claims)
         due = self._cache.list_due_runs(now)
-        has_commands = is_asked and self._has_work(now)
+        has_commands = query_commands and self._has_work(now)
         removed, self._removed = self._removed, {}
         if not (what.events or what.ended or what.claimed or due or has_commands or removed):
-            if found.unknown_keys:
-                self._tidy[1].extend(found.unknown_keys)
+            if snapshot.unknown_keys:
+                self._tidy[1].extend(snapshot.unknown_keys)
             return None
-        if not (due or has_commands or removed) and self._debounce.may_delay(what, self._clock.now()):
+        if not (due or has_commands or removed) and self._claim_delay.may_delay_write(what, self._clock.now()):
             return None
         for attempt in removed.values():
             stored = self._cache.runs.get(attempt.run_id)
             if stored is not None:
                 what.add(attempt, Removed(attempt.name, attempt.n, stored.known.round))
         with self._transaction() as connection:
-            seq = self._guard.check_owner(connection)
-            self._record_marks(connection)
+            seq = self._guard.begin_owned_transaction(connection)
+            self._record_confirmed_transaction(connection)
             writing = self._writer(connection, self._cache, now=now)
-            writing.apply_reported(what)
+            writing.apply_worker_events(what)
             writing.advance_due_runs(each for each in due if each not in what.events)
             if has_commands:
                 writing.start_due_schedules((row, at) for row, at in self._fires if at <= now)
                 writing.apply_commands()
                 writing.start_waiting_runs(self._concurrency)
-            writing.finish_turn()
-            if not self._is_careful:
+            writing.finish()
+            if not self._isolates_runs:
                 self._task_specs.preload(connection, writing.written.runs.values())
         for attempt, each in what.claimed:
             self._claims[attempt.attempt_key] = each.claim
         for x in writing.written.ended:
             self._claims.pop(x, None)
-        self._debounce.reset()
+        self._claim_delay.reset()
         self._looking.mark_processed(writing.written.ended)
         # After a doubt, the same results are seen again.
         ended = list(dict.fromkeys([*self._tidy[0], *writing.written.ended]))
-        self._tidy = (ended, list(dict.fromkeys([*self._tidy[1], *found.unknown_keys])), seq)
+        self._tidy = (ended, list(dict.fromkeys([*self._tidy[1], *snapshot.unknown_keys])), seq)
         return writing.written
 
-    def _record_marks(self, connection: sa.Connection) -> None:
-        """Record in the database the transaction number that the store contains.
+    def _record_confirmed_transaction(self, connection: sa.Connection) -> None:
+        """Record in the database which transaction number the store contains.
 
-        A store that was restored from an older backup is then recognized.
+        A store with a lower number was restored from an older backup, and the next takeover of the shard refuses it.
         """
         if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
-            self._guard.record_transaction_in_store(connection, self._marked)
+            self._guard.record_confirmed_transaction(connection, self._marked)
             self._noted_at = self._clock.now()
 
     def _find_lost_attempts(self, snapshot: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
@@ -346,24 +349,24 @@ class ShardLoop:
         result: dict[SubmittedAttempt, bool] = {}
 
         def look(attempt: SubmittedAttempt) -> None:
-            died = self._dispatcher.was_claim_lost(self._queue_place(attempt))
+            died = self._dispatcher.did_worker_die(self._queue_place(attempt))
             if died is not None:
                 result[attempt] = died
 
         def heard(attempt: SubmittedAttempt) -> None:
-            result[attempt] = not snapshot.running[attempt.attempt_key].record.release_reason
+            result[attempt] = not snapshot.running[attempt.attempt_key].worker_record.release_reason
 
         asks = [(each, look) for each in find_missing_attempts(self._cache, snapshot)]
         asks += [(each, heard) for each in find_reclaimed_attempts(self._cache, snapshot, self._claims)]
-        self._call_isolated_by_run((each.run_id, partial(ask, each)) for each, ask in asks)
+        self._call_per_run((each.run_id, partial(ask, each)) for each, ask in asks)
         return {each: died for each, died in result.items() if each.run_id in self._cache.runs}
 
-    def _call_isolated_by_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
-        """Call a function for each of some runs. If a function raises an error that concerns only its run, end that run
-        as failed.
+    def _call_per_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
+        """Call one function per run. If the function of a run raises an error that only this run can have caused, mark
+        the run as failed and continue with the others.
 
         Args:
-            todo: IDs of the runs, each with its function.
+            todo: The run ID and the function of each run.
         """
         errors: dict[int, Exception] = {}
         for run_id, do in todo:
@@ -376,17 +379,17 @@ class ShardLoop:
         if errors:
             self._write_run_by_run(lambda writing: writing.end_runs_as_failed(errors))
 
-    def _write_run_by_run(self, do: Callable[[TurnWriter], object]) -> None:
+    def _write_run_by_run(self, do: Callable[[TransactionWriter], object]) -> None:
         """Run a transaction that processes each run separately, so that an error of one run does not affect the others.
 
         Args:
             do: Does the work. Its argument is the writer of the transaction.
         """
         with self._transaction() as connection:
-            self._guard.check_owner(connection)
-            writing = self._writer(connection, self._cache, is_careful=True)
+            self._guard.begin_owned_transaction(connection)
+            writing = self._writer(connection, self._cache, isolates_runs=True)
             do(writing)
-            writing.finish_turn()
+            writing.finish()
         self._apply_committed(writing.written)
 
     def _has_work(self, now: float) -> bool:
@@ -424,7 +427,7 @@ class ShardLoop:
             return []
         return [] if at is None else [(schedule, at)]
 
-    def _apply_committed(self, written: TurnResult) -> None:
+    def _apply_committed(self, written: TransactionResult) -> None:
         """Update the state in memory after a transaction was committed."""
         self._tools.on_database_answer(True)
         for each in written.runs.values():
@@ -440,8 +443,11 @@ class ShardLoop:
 
     # Dispatch
 
-    def _apply_to_store(self) -> None:
-        """Write the effects of the last transaction to the store. Writes that fail are retried in the next turn."""
+    def _write_to_store(self) -> None:
+        """Write what the last transaction requires in the store: queue, withdraw and cancel tasks, and delete results.
+
+        Writes that fail are retried in the next iteration.
+        """
         self._is_busy = False
         shards_to_notify, self._shards_to_notify = self._shards_to_notify, set()
         self._dispatcher.notify_masters(shards_to_notify)
@@ -452,7 +458,7 @@ class ShardLoop:
             self._dispatcher.delete_results(ended, strange, seq)
             self._marked = seq
             self._tidy = ([], [], seq)
-        self._call_isolated_by_run((each, partial(self._end_attempts, each)) for each in list(self._cache.to_settle))
+        self._call_per_run((each, partial(self._end_attempts, each)) for each in list(self._cache.to_settle))
         while self._abandoned:
             self._abandon_attempt(*next(iter(self._abandoned.items())))
         self._decide_switches()
@@ -491,7 +497,7 @@ class ShardLoop:
     def _decide_switches(self) -> None:
         """Evaluate the ``switch`` tasks of the shard and store their choices.
 
-        A choice that cannot be stored now is evaluated again in a later turn.
+        A choice that cannot be stored now is evaluated again in a later iteration.
         """
         waiting = list(self._cache.to_choose.values())
         if not waiting:
@@ -503,10 +509,10 @@ class ShardLoop:
         self._is_busy |= bool(made or self._cache.to_choose)
         if made:
             with self._transaction() as connection:
-                self._guard.check_owner(connection)
+                self._guard.begin_owned_transaction(connection)
                 writing = self._writer(connection, self._cache)
                 writing.apply_switch_choices(made)
-                writing.finish_turn()
+                writing.finish()
             self._apply_committed(writing.written)
 
     def _send_items(self, items: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
@@ -531,7 +537,7 @@ class ShardLoop:
                 refused[each.place.item.attempt_key] = get_error_text(error)
         return done, refused
 
-    def _fail_attempts(self, failed: Iterable[tuple[SubmittedAttempt, str]], writing: TurnWriter) -> None:
+    def _fail_attempts(self, failed: Iterable[tuple[SubmittedAttempt, str]], writing: TransactionWriter) -> None:
         for attempt, why in failed:
             run = self._cache.runs[attempt.run_id].known.round
             event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
@@ -573,10 +579,13 @@ class ShardLoop:
         return ItemPosition.from_queue_key(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
 
     def _compute_wait_s(self, now: float) -> float:
-        """Return the seconds until the next turn is needed."""
-        until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._debounce.left_s(self._clock.now())]
-        if self._cache.next_decision_at is not None:
-            until.append(self._cache.next_decision_at - now)
+        """Return the seconds until the next iteration is needed."""
+        until = [
+            self._tools.poll_s - (self._clock.now() - self._polled_at),
+            self._claim_delay.remaining_s(self._clock.now()),
+        ]
+        if self._cache.next_timer_at is not None:
+            until.append(self._cache.next_timer_at - now)
         if self._next_fire is not None:
             until.append(self._next_fire - now)
         if self._cache.to_settle or self._cache.to_put:

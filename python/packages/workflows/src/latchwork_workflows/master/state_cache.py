@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 #: A smaller backward clock step is a normal adjustment and is ignored.
 _BACK_S = 2.0
-#: Maximum number of runs that are woken in one turn. Thousands may wait for the same time.
+#: Maximum number of runs that are woken in one iteration of the shard loop. Thousands may wait for the same time.
 MAX_DUE = 200
 
 
@@ -170,8 +170,8 @@ class StateCache:
         return now
 
     @property
-    def next_decision_at(self) -> float | None:
-        """The earliest time at which a run may need a decision, in seconds since the epoch."""
+    def next_timer_at(self) -> float | None:
+        """The earliest time at which a timer of a run is due, in seconds since the epoch. None if there is no timer."""
         if self._again:
             return float("-inf")
         while self._wakes:

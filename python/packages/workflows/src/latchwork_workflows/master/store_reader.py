@@ -37,9 +37,10 @@ class RunningClaim:
     value: bytes
 
     @property
-    def record(self) -> RunningRecord:
-        """The parsed record of the worker. It is parsed only when needed, because each read of the store returns the
-        key again.
+    def worker_record(self) -> RunningRecord:
+        """The record that the worker stored with the claim: its name, its host and the time of the claim.
+
+        It is parsed only when needed, because each read of the store returns the unchanged value again.
         """
         return RunningRecord.from_bytes(self.value)
 
@@ -180,20 +181,20 @@ class ReportedEvents:
         self.events.setdefault(attempt.run_id, []).append(event)
 
 
-class Debounce:
-    """Delays writing new claims if there is nothing else to write. Not thread-safe.
+class ClaimWriteDelay:
+    """Delays the transaction that writes new claims if there is nothing else to write. Not thread-safe.
 
-    The result of a short task arrives in the meantime, so one transaction writes both.
+    The result of a short task arrives in the meantime, so that one transaction writes both.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def may_delay(self, reported: ReportedEvents, now: float) -> bool:
-        """Return whether these events may be written later. The delay is counted from the first claim.
+    def may_delay_write(self, reported: ReportedEvents, now: float) -> bool:
+        """Return whether writing these events may be postponed: they are claims only, and the first one is recent.
 
         Args:
-            reported: The events.
+            reported: All events that workers have reported and that are not yet written.
             now: Seconds since the epoch.
         """
         count = sum(map(len, reported.events.values()))
@@ -203,12 +204,12 @@ class Debounce:
             self._since = now
         return now - self._since < CLAIMS_S
 
-    def left_s(self, now: float) -> float:
-        """Return for how many more seconds the claims may be delayed. Infinite if no claim is delayed."""
+    def remaining_s(self, now: float) -> float:
+        """Return the seconds for which writing the claims may still be postponed. Infinite if none is postponed."""
         return math.inf if self._since is None else self._since + CLAIMS_S - now
 
     def reset(self) -> None:
-        """End the delay, because the claims were written."""
+        """End the delay. Call this after the postponed claims were written."""
         self._since = None
 
 

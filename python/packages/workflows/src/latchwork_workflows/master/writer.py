@@ -1,4 +1,4 @@
-"""Writes a turn of a shard: commands, results and their effects, in one database transaction."""
+"""Writes one database transaction of a shard: commands, results of workers, and their effects on runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MAX_COMMANDS = 50
 
 
 @dataclass(slots=True)
-class TurnResult:
+class TransactionResult:
     """What a transaction has written. Valid once it is committed.
 
     Attributes:
@@ -81,8 +81,12 @@ class TurnResult:
     broken: set[int] = field(default_factory=set)
 
 
-class TurnWriter:
-    """Collects and writes the changes of one turn, in a transaction that the shard guard has begun. Not thread-safe."""
+class TransactionWriter:
+    """Applies commands, schedules and results of workers to the runs of a shard, in one transaction. Not thread-safe.
+
+    The shard guard has begun the transaction. An error that one run can have caused rolls it back. It is then repeated
+    with ``isolates_runs``: each run, command and row gets a savepoint, and the one that fails again gets the error.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class TurnWriter:
         plans: VersionCache,
         order: Order,
         now: float,
-        is_careful: bool = False,
+        isolates_runs: bool = False,
     ) -> None:
         self._connection = connection
         self._shard = shard
@@ -101,22 +105,25 @@ class TurnWriter:
         self._plans = plans
         self._order = order
         self._now = now
-        self._is_careful = is_careful  # the last turn was rolled back: find the run that caused it
-        self.written = TurnResult()
+        self._isolates_runs = isolates_runs  # the last transaction was rolled back: find the run that caused it
+        self.written = TransactionResult()
         self._held = MasterTasks(connection, shard, plans, now, self)
         self._backfills = BackfillAdvancer(connection, shard, plans, now, self)
         self._concurrency = ConcurrencyControl(connection)
-        self._wake_ups = WakeUps(connection, shard, now, lambda each: self.advance_run(each, [Wake()]))
+        self._wake_ups = WakeUps(connection, shard, now, lambda each: self.apply_events(each, [Wake()]))
         self._result_cache = ResultCache(connection, plans, now)
         self._notifications = Notifications(connection, plans, now)
 
-    def finish_turn(self) -> None:
-        """Complete the turn: start further runs of backfills, and notify runs that waited for runs that have ended."""
+    def finish(self) -> None:
+        """Write the effects that depend on all changes of the transaction. Call this last.
+
+        They are further runs of backfills, cached outputs, and notifications of tasks and runs that wait for others.
+        """
         self._held.process_calls()
         self.written.more |= self._backfills.advance_changed_backfills(self.written.runs, self._cache.runs)
         self.written.shards_to_notify |= self._held.wake_dependents()
         made = self._result_cache.made
-        for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
+        for batch in [{key: known} for key, known in made.items()] if self._isolates_runs else [made]:
             self.call_isolated(partial(result_cache.save_cache_entries, self._connection, batch), _log_skipped)
         self.written.shards_to_notify |= self._concurrency.find_shards_to_notify(
             self.written.runs.values(), self._cache.runs
@@ -125,15 +132,17 @@ class TurnWriter:
     # Errors of one run
 
     def call_isolated(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Call a function so that an error of its own run, command or row does not stop the others.
+        """Call a function. If it raises an error that only its own run, command or row can have caused, call
+        ``on_error`` instead, so that the others are still processed.
 
         Args:
             function: The function.
-            on_error: Called with such an error, after the writes of the function were rolled back.
+            on_error: Called with the error, after the writes of the function were rolled back.
         Raises:
-            RunErrorSuspected: This turn does not process runs separately. It must be rolled back and repeated.
+            RunErrorSuspected: There was such an error, and this transaction does not isolate runs. Roll it back and
+                repeat it with ``isolates_runs``.
         """
-        if not self._is_careful:
+        if not self._isolates_runs:
             with _suspect_run_error():
                 function()
             return
@@ -149,18 +158,18 @@ class TurnWriter:
             self._held.todo = todo
             on_error(error)
 
-    def call_isolated_without_rollback(
+    def call_isolated_without_savepoint(
         self, function: Callable[[], object], on_error: Callable[[Exception], object]
     ) -> None:
-        """Call a function so that an error of its own run or row does not stop the others. Nothing is rolled back.
+        """Call a function like ``call_isolated``, but without a savepoint, so nothing is rolled back after an error.
 
-        A database error is raised unless this turn processes runs separately.
+        A database error is raised unless this transaction isolates runs.
 
         Args:
             function: The function. It must write nothing before it can fail.
-            on_error: Called with such an error.
+            on_error: Called with an error that only the function's own run or row can have caused.
         """
-        if self._is_careful:
+        if self._isolates_runs:
             self.call_isolated(function, on_error)
             return
         try:
@@ -173,8 +182,8 @@ class TurnWriter:
             on_error(error)
 
     def call_isolated_for_run(self, run_id: int, function: Callable[[], object]) -> None:
-        """Call a function for a run. If the function raises an error that concerns only this run, end the run as
-        failed.
+        """Call a function for a run. If the function raises an error that only this run can have caused, mark the run
+        as failed.
         """
         self.call_isolated(function, partial(self._end_run_of, run_id))
 
@@ -186,9 +195,9 @@ class TurnWriter:
             self.end_run_as_failed(stored, error)
 
     def end_run_as_failed(self, stored: StoredRun, error: Exception) -> None:
-        """End a run as failed because of an error, which its timeline and its alerts show.
+        """Mark a run as failed because of an error, which its timeline and its alerts show.
 
-        Only used in turns that process each run separately.
+        Call this only in transactions that isolate runs.
         """
         why = f"run {stored.id} cannot continue: {get_error_text(error)}"
         _log.error("shard %d: %s", self._shard, why, exc_info=error)
@@ -202,9 +211,9 @@ class TurnWriter:
         made = self.written.runs[stored.id] = build_stored_run(stored, known, stored.ids, {}, {})
         for tell in (
             partial(self._abandon_run, stored),
-            partial(self._held.record_saved_run, stored, made, known),
-            partial(self._held.record_abandoned_run, stored),
-            partial(self._notifications.record_saved_run, stored, made, known, why=why),
+            partial(self._held.process_saved_run, stored, made, known),
+            partial(self._held.clean_up_failed_run, stored),
+            partial(self._notifications.create_run_alerts, stored, made, known, why=why),
             partial(self.record_event, stored.id, "error", details={"error": why}),
         ):
             self.call_isolated(tell, _log_skipped)
@@ -236,8 +245,8 @@ class TurnWriter:
         tell = partial(create_takeover_alerts, shard=self._shard, token=token, owners=owners, now=self._now)
         self.call_isolated(partial(tell, self._connection, self._plans, known), _log_skipped)
 
-    def end_run_if_invalid(self, run_id: int) -> StoredRun | None:
-        """End a run that was just read as failed if it is invalid.
+    def fail_if_invalid(self, run_id: int) -> StoredRun | None:
+        """Load a run, and mark it as failed if its stored state is invalid.
 
         Returns:
             The run if it is valid and active, otherwise None.
@@ -250,11 +259,11 @@ class TurnWriter:
 
     # Events from the store
 
-    def apply_reported(self, reported: ReportedEvents) -> None:
-        """Apply the events that workers have reported, and write the history of their attempts."""
+    def apply_worker_events(self, reported: ReportedEvents) -> None:
+        """Apply the claims, losses and results that workers have reported, and write the history of the attempts."""
         outputs = self._history(reported)
         for run_id, events in reported.events.items():
-            self.advance_run(run_id, events, outputs=outputs)
+            self.apply_events(run_id, events, outputs=outputs)
 
     def _history(self, reported: ReportedEvents) -> dict[int, dict[str, Mapping[str, Any]]]:
         known, rest = find_reported_tasks(self._cache, reported)
@@ -265,7 +274,7 @@ class TurnWriter:
         def claimed(attempt: SubmittedAttempt, runs_: RunningClaim) -> None:
             run_id, code = known[attempt.task]
             ref = build_log_ref(code, run_id, attempt.attempt_key, runs_.claim)
-            who = runs_.record
+            who = runs_.worker_record
             row = AttemptRow(attempt.task, attempt.n, runs_.claim, who.worker, who.host, who.claimed_at, ref)
             rows.append((run_id, row))
 
@@ -295,7 +304,7 @@ class TurnWriter:
         return outputs
 
     def _save_history(self, rows: Iterable[tuple[int, AttemptRow]]) -> None:
-        if not self._is_careful:
+        if not self._isolates_runs:
             with _suspect_run_error():
                 attempts.save_attempts(self._connection, [row for _, row in rows], self._now)
             return
@@ -305,31 +314,31 @@ class TurnWriter:
     def advance_due_runs(self, run_ids: Iterable[int]) -> None:
         """Advance the runs whose timers are due."""
         for run_id in run_ids:
-            self.advance_run(run_id, [])
+            self.apply_events(run_id, [])
 
     # One run
 
-    def advance_run(
+    def apply_events(
         self,
         run_id: int,
         events: Iterable[Event],
         *,
         outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """Apply events to a run, and update the other runs that this affects, such as its parent.
+        """Apply events to a run, save the run, and update the other runs that this affects, such as its parent.
 
         Args:
-            run_id: ID of the run.
-            events: Events that every state of a run accepts.
+            run_id: ID of the run. Nothing happens if the run does not exist or cannot be read.
+            events: The events. They must not be commands, which some states of a run refuse.
             outputs: Outputs of tasks that have ended, by run ID and task name.
         """
-        self.advance_single_run(run_id, events, (outputs or {}).get(run_id, {}))
+        self.apply_events_to_one_run(run_id, events, (outputs or {}).get(run_id, {}))
         self._held.process_calls()
 
-    def advance_single_run(
+    def apply_events_to_one_run(
         self, run_id: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        """Apply events to one run, without updating the other runs that this affects."""
+        """Apply events to one run and save it, without updating the other runs that this affects."""
         stored = self.get_run(run_id)
         if stored is None:
             return
@@ -387,8 +396,8 @@ class TurnWriter:
         known.record_hits(self._connection, stored.id, self._now)
         made = build_stored_run(stored, after, ids, keys, ended)
         self.written.runs[stored.id] = made
-        self._held.record_saved_run(stored, made, after)
-        self._notifications.record_saved_run(stored, made, after)
+        self._held.process_saved_run(stored, made, after)
+        self._notifications.create_run_alerts(stored, made, after)
         return made
 
     def _assign_queue_keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun) -> dict[str, str]:
@@ -438,7 +447,7 @@ class TurnWriter:
             attempts.save_attempts(self._connection, [row], self._now)
 
         self.call_isolated_for_run(run_id, save)
-        self.advance_run(run_id, [event])
+        self.apply_events(run_id, [event])
 
     def apply_switch_choices(self, choices: Mapping[SubmittedAttempt, SwitchChoice]) -> None:
         """Store the branches that switches have chosen."""
@@ -472,7 +481,7 @@ class TurnWriter:
         rows = commands.list_unfinished_commands(self._connection, self._shard, MAX_COMMANDS)
         self.written.more = len(rows) == MAX_COMMANDS
         for row in rows:
-            if not self._wake_ups.is_done(row):
+            if not self._wake_ups.is_superseded(row):
                 self.call_isolated(partial(self._apply_command, row), partial(self._refuse_command, row))
         self.written.more |= self._wake_ups.goes_on
 
@@ -500,13 +509,13 @@ class TurnWriter:
         wanted = parse_run_request(row)
         definitions.check_online(self._connection, wanted.code)
         version = self._plans.get(self._connection, wanted.code, wanted.version)
-        waits = self._concurrency.must_wait(version, dry=wanted.event.dry)
+        waits = self._concurrency.apply_limits(version, dry=wanted.event.dry)
         made = self.create_run(replace(wanted, event=replace(wanted.event, waits=waits)), row.by)
         self.record_event(made, "begin", details={"command": row.id, "by": row.by})
         return made
 
     def create_run(self, request: RunRequest, by: str, **columns: Any) -> int:
-        """Create a run and return its ID. An error of the database rolls the turn back.
+        """Create a run and return its ID. A database error rolls the transaction back.
 
         Args:
             request: What to create.
@@ -516,7 +525,7 @@ class TurnWriter:
         version = self._plans.get(self._connection, request.code, request.version)
         after = advance(version.plan, WorkflowRun(), [request.event], self._now)
         priority = request.priority or version.definition.priority
-        with _suspect_run_error() if not self._is_careful else nullcontext():
+        with _suspect_run_error() if not self._isolates_runs else nullcontext():
             made = runs.create_run(
                 self._connection,
                 self._shard,
@@ -545,7 +554,7 @@ class TurnWriter:
 
     def _command_run(self, row: CommandRow) -> int | None:
         if row.type == "wake" and row.run_id is None:
-            self._wake_ups.apply_command(row)
+            self._wake_ups.apply_wake_up(row)
             return None
         wanted = parse_run_event(row)
         run_id = row.run_id or 0
@@ -576,13 +585,15 @@ class TurnWriter:
         except (ValueError, NotFound):
             may_start_now = True  # no version can start it: the run fails, not its shard
         if may_start_now:
-            self.advance_single_run(run_id, [Begin()], {})
+            self.apply_events_to_one_run(run_id, [Begin()], {})
 
-    def child_must_wait(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
-        """Return whether a child run has to wait for the concurrency limit of its workflow.
+    def apply_limits_to_child(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
+        """Apply the concurrency limits of its workflow to a child run, and return whether the run has to wait.
+
+        The policy of the workflow may stop other runs.
 
         Args:
-            code: Code of the workflow.
+            code: ID of the workflow.
             version: Version of the workflow.
             ancestors: IDs of the ancestors of the run.
             exclude: ID of the run itself, if it exists already.
@@ -590,10 +601,10 @@ class TurnWriter:
             WrongState: The policy of the workflow refuses the run.
         """
         made = self._plans.get(self._connection, code, version)
-        return self._concurrency.must_wait(made, dry=False, ancestors=ancestors, exclude=exclude)
+        return self._concurrency.apply_limits(made, dry=False, ancestors=ancestors, exclude=exclude)
 
-    def must_wait(self, stored: StoredRun) -> bool:
-        """Return whether a run of a backfill has to wait for the concurrency limit of its workflow.
+    def must_backfill_run_wait(self, stored: StoredRun) -> bool:
+        """Return whether a run of a backfill has to wait for the concurrency limits of its workflow.
 
         A run whose version cannot be read does not wait, because it will fail.
         """
@@ -601,7 +612,7 @@ class TurnWriter:
             version = self._plans.get(self._connection, stored.code, stored.version)
         except (ValueError, NotFound):
             return False
-        return self._concurrency.must_wait(version, dry=stored.known.dry, must_run=True)
+        return self._concurrency.apply_limits(version, dry=stored.known.dry, must_run=True)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from latchwork.spi import lazy_getattr
 
 if TYPE_CHECKING:
     from latchwork_workflows.model.definition import NAME_PATTERN, Definition, TaskSpec
-    from latchwork_workflows.model.validate import check_definition, find_problems_in_text, list_required_settings
+    from latchwork_workflows.model.validate import check_definition, find_problems_in_text, report_used_settings
     from latchwork_workflows.model.yaml_format import format_as_yaml, format_yaml, parse_yaml
 else:
     __getattr__ = lazy_getattr(
@@ -19,7 +19,7 @@ else:
             "latchwork_workflows.model.definition": ("NAME_PATTERN", "Definition", "TaskSpec"),
             "latchwork_workflows.model.validate": (
                 "check_definition",
-                "list_required_settings",
+                "report_used_settings",
                 "find_problems_in_text",
             ),
         },
@@ -33,6 +33,6 @@ __all__ = [
     "find_problems_in_text",
     "format_as_yaml",
     "format_yaml",
-    "list_required_settings",
     "parse_yaml",
+    "report_used_settings",
 ]

@@ -65,14 +65,15 @@ def sub_process(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that runs another workflow. The outputs of that run are the outputs of the task.
+    """Return a task that runs another workflow as a child run, and has its outputs.
 
     Args:
         workflow: The workflow. Its newest version at the start of the task is used.
         params: The parameters of the run.
         name: The name of the task. Default the name of the workflow, numbered.
         after: Tasks to wait for.
-        options: As for ``task``, except those for workers: ``retries``, ``timeout_s``, groups, ``env``.
+        options: As for ``task``. No worker runs the task, so ``retries``, ``timeout_s``, ``env`` and worker groups are
+            not possible.
     """
     key = workflow.definition.key if isinstance(workflow, Workflow) else workflow
     given = {"workflow": key, **({"params": dict(params)} if params else {})}

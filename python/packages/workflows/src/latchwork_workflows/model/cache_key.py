@@ -59,7 +59,7 @@ def compute_cache_key(
         },
         "env": fill_references(env, known, run.schedule_datetime),
         "connections": stored,
-        "values": _select_visible_values(run, task, n, values, quoted),
+        "values": _select_referenced_values(run, task, n, values, quoted),
     }
     text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
     return None if f"${{{SECRET}" in text else hashlib.sha256(text.encode()).hexdigest()
@@ -70,17 +70,19 @@ def contains_secret_reference(value: object) -> bool:
     return f"${{{SECRET}" in json.dumps(value, default=str)
 
 
-def _select_visible_values(
+def _select_referenced_values(
     run: RunContext, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: frozenset[str]
 ) -> dict[str, Any]:
-    """Return the values that a script or a similar text of the task can read, by name.
+    """Return the values that can change what the task's script does, by name.
+
+    Values that differ between runs, such as the run ID, are included only if the script mentions them.
 
     Args:
         run: The run.
         task: The task in the definition.
         n: The number of the attempt.
         values: All values of the task.
-        quoted: Names of parameters that contain text in another language.
+        quoted: Names of the parameters that contain a script, such as shell or SQL text.
     """
     texts = [str(value) for name, value in task.params.items() if name in quoted]
     if not texts:

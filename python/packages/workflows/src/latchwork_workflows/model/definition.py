@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from latchwork_workflows.state import LOGICAL, AlertRule, OnFailure, OnTimeout, TaskRule, WorkflowPlan
-from latchwork_workflows.types.master_tasks import build_master_task_fields
+from latchwork_workflows.types.master_tasks import build_master_rule_fields
 
 #: Names are used in keys of the store and on command lines.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
@@ -213,4 +213,4 @@ def _rule(task: TaskSpec) -> TaskRule:
         map_parallel=task.map_parallel,
         max_queued_s=task.max_queued_s,
     )
-    return replace(plain, **build_master_task_fields(task.type, task.params, plain)) if task.type in LOGICAL else plain
+    return replace(plain, **build_master_rule_fields(task.type, task.params, plain)) if task.type in LOGICAL else plain

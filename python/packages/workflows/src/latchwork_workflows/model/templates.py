@@ -90,29 +90,29 @@ def _time_reference(inner: str) -> Reference:
     return Reference("", form, moved, is_elapsed=unit in "smh")
 
 
-def iter_texts(value: object) -> Iterator[str]:
-    """Yield all texts in a JSON value. The keys of objects are left out."""
+def iter_strings(value: object) -> Iterator[str]:
+    """Yield all strings in a JSON value, except the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from iter_texts(each)
+            yield from iter_strings(each)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from iter_texts(each)
+            yield from iter_strings(each)
 
 
 def iter_names(value: object) -> Iterator[str]:
     """Yield all names that the references ``${...}`` in a JSON value use. Text that does not parse, such as a script,
     has none.
     """
-    for text in iter_texts(value):
+    for text in iter_strings(value):
         if "${" in text:
             with suppress(ValueError):
                 yield from [each.name for each in iter_references(text) if each.name]
 
 
-def get_variable_name(name: str) -> str:
+def get_env_var_name(name: str) -> str:
     """Return the name of the environment variable that contains a value in scripts. ``extract.rows`` becomes
     ``extract_rows``.
     """

@@ -145,7 +145,7 @@ def find_problems_in_text(text: str, types: TaskTypes) -> list[Problem]:
         return error.problems
 
 
-def list_required_settings(text: str, types: TaskTypes) -> list[Problem]:
+def report_used_settings(text: str, types: TaskTypes) -> list[Problem]:
     """Return the settings that must exist in the project so that the tasks of a definition can succeed.
 
     Args:
@@ -162,7 +162,7 @@ def list_required_settings(text: str, types: TaskTypes) -> list[Problem]:
         values = list(_find_reference_problems(found.definition, found.order, types, nothing))
     else:
         values = []
-    return [*values, *usage.list_required_settings(found.definition)]
+    return [*values, *usage.report_used_settings(found.definition)]
 
 
 def _convert_problem(error: Mapping[str, Any]) -> Problem:

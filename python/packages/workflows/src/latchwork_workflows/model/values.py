@@ -19,9 +19,9 @@ from latchwork_workflows.model.templates import (
     fill_references,
     find_environment_value_problem,
     format_environment_value,
-    get_variable_name,
+    get_env_var_name,
     iter_names,
-    iter_texts,
+    iter_strings,
 )
 
 _WORD = re.compile(r"\w+")
@@ -195,10 +195,10 @@ def _drop_large_outputs(run: RunContext, task: TaskSpec, values: dict[str, Any])
     """
     large = [name for name, value in values.items() if find_environment_value_problem(format_environment_value(value))]
     if large:
-        texts = iter_texts([run.definition.params, task.params, task.env, task.map])
+        texts = iter_strings([run.definition.params, task.params, task.env, task.map])
         words = {word for text in texts for word in _WORD.findall(text)}
         for name in large:
-            if get_variable_name(name) not in words:
+            if get_env_var_name(name) not in words:
                 del values[name]
     return values
 
@@ -279,9 +279,9 @@ def _select_qualified_outputs(
         owner, dot, output = name.rpartition(".")
         if dot and output in outputs.get(owner, {}):
             found[name] = outputs[owner][output]
-    words = {word for text in iter_texts(task.params) for word in _WORD.findall(text)} if before else set()
+    words = {word for text in iter_strings(task.params) for word in _WORD.findall(text)} if before else set()
     for owner in before:
         for output, value in outputs.get(owner, {}).items():
-            if get_variable_name(name := f"{owner}.{output}") in words:
+            if get_env_var_name(name := f"{owner}.{output}") in words:
                 found[name] = value
     return found

@@ -50,7 +50,7 @@ class BackfillRequest(Document):
     no_cache: NoCache = False
     dependents: Dependents = "none"
 
-    def chosen(self) -> DateRange | Sequence[date]:
+    def get_dates(self) -> DateRange | Sequence[date]:
         """Return the requested dates.
 
         Raises:

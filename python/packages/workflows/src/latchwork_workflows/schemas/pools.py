@@ -76,7 +76,10 @@ class PoolDetail(Pool):
 
 
 def get_project_of_pool(pool: str) -> str | None:
-    """Return the project whose tasks a pool limits, or None if tasks refer to the pool by name."""
+    """Return the project of a pool that limits all tasks of one project, such as ``etl`` for ``@etl``.
+
+    Return None for a pool of tasks, which task definitions name.
+    """
     return pool[1:] if pool.startswith(PROJECT) else None
 
 

@@ -168,7 +168,7 @@ def _build_command_args(
 
 def _dates(request: BackfillRequest) -> DateRange | Sequence[date]:
     try:
-        return request.chosen()
+        return request.get_dates()
     except ValueError as error:
         field = "last" if request.first and request.last and not request.dates else "dates"
         raise HttpProblem(422, f"{field}: {error}", errors=[(field, str(error))]) from None

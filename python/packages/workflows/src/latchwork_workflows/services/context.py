@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -17,7 +16,6 @@ from latchwork_workflows.db import Database, workflow_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.lineage import ReferenceCache
 from latchwork_workflows.logs import LogStore
-from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.services.errors import object_not_found
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import HttpProblem, Identity, Role
@@ -204,17 +202,6 @@ def validate(kind: type[M], **values: Any) -> M:
     except ValidationError as error:
         errors = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
         raise HttpProblem(422, f"{errors[0][0]}: {errors[0][1]}", errors=errors) from None
-
-
-def check_name(field_name: str, name: str) -> None:
-    """Check that a project has a valid name.
-
-    Raises:
-        HttpProblem: 422 (invalid) if the name is not valid.
-    """
-    if not re.fullmatch(NAME_PATTERN, name):
-        why = f"{name!r:.60} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'"
-        raise HttpProblem(422, f"{field_name}: {why}", errors=[(field_name, why)])
 
 
 def require_any_role(user: Identity) -> None:

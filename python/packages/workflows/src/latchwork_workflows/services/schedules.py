@@ -42,7 +42,7 @@ def list_schedules(
             )
         rows = workflow_queries.list_schedules(connection, user.get_projects())
         rows = [row for row in rows if project in {"", row.project} and workflow in {"", row.name}]
-        last = workflow_queries.load_last_fires(connection, [row.code for row in rows])
+        last = workflow_queries.load_last_fire_times(connection, [row.code for row in rows])
     now = time.time()
     return [_schedule(row, last.get(row.code), now, count) for row in rows]
 

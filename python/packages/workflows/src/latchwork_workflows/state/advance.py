@@ -103,7 +103,7 @@ def _apply_event(editor: RunEditor, event: Event) -> None:  # noqa: C901, PLR091
 
 
 def _task_claimed(editor: RunEditor, event: Claimed) -> None:
-    task = editor.find_task_of_attempt(event.task, event.n, event.round)
+    task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
     rule = editor.plan.get_rule(event.task)
@@ -114,7 +114,7 @@ def _task_claimed(editor: RunEditor, event: Claimed) -> None:
 
 
 def _claim_lost(editor: RunEditor, event: Lost) -> None:
-    task = editor.find_task_of_attempt(event.task, event.n, event.round)
+    task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.RUNNING or task.runs_on_master:
         return
     editor.queue_task(event.task, task.n)
@@ -123,13 +123,13 @@ def _claim_lost(editor: RunEditor, event: Lost) -> None:
 
 
 def _attempt_ended(editor: RunEditor, event: Ended) -> None:
-    task = editor.find_task_of_attempt(event.task, event.n, event.round)
+    task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state not in AT_WORKERS:
         return
     if event.outcome is Outcome.SUCCESS and master_tasks.has_unfinished_elements(editor, event.task):
         return
     if task.runs_on_master:
-        master_tasks.request_cleanup(editor, event.task)
+        master_tasks.request_dependency_cleanup(editor, event.task)
     _record_timeout(editor, event, task)
     if event.outcome is Outcome.SUCCESS:
         editor.set_task_state(event.task, TaskState.SUCCESS)
@@ -166,7 +166,7 @@ def _attempt_failed(editor: RunEditor, event: Ended, task: TaskRun) -> None:
 
 
 def _item_removed(editor: RunEditor, event: Removed) -> None:
-    task = editor.find_task_of_attempt(event.task, event.n, event.round)
+    task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
     if editor.ending or editor.state is RunState.READY_STOP:

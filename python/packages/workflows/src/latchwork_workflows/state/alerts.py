@@ -23,11 +23,11 @@ _ENDS = {
 
 
 def select_facts_to_report(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
-    """Return the facts about a run that must cause an alert, in the given order.
+    """Return the events of a run that must cause an alert, in the given order.
 
     Args:
-        rule: Selects the facts. None: no alerts.
-        facts: Things that happened in the run.
+        rule: Selects kinds of events. None: no alerts.
+        facts: Events of the run and its tasks, such as a failure or a retry.
         dry: Whether the run is a dry run, which causes no alerts.
     """
     if rule is None or dry:

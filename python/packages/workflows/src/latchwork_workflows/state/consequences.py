@@ -58,7 +58,7 @@ def _apply_timers(editor: RunEditor) -> None:
         if task.wake_at > editor.now:
             _shorten_wait(editor, name, task)
         elif task.runs_on_master:
-            master_tasks.check_dependent(editor, name)
+            master_tasks.request_dependency_check(editor, name)
         else:
             _apply_task_timer(editor, name, task)
     if editor.warn_at is not None and editor.warn_at <= editor.now:
@@ -129,7 +129,7 @@ def _is_unreachable(editor: RunEditor, name: str, rule: TaskRule) -> bool:
     """
     if not _must_wait(editor, name):
         return False
-    forks = editor.plan.branching_tasks.get(name)
+    forks = editor.plan.deciding_tasks.get(name)
     if forks:
         return all(_not_chosen(editor.tasks[fork], name) for fork in forks)
     return bool(rule.after) and all(editor.tasks[before].is_cut for before in rule.after)
@@ -145,7 +145,7 @@ def _may_start(editor: RunEditor, name: str, rule: TaskRule) -> bool:
     A ``conditions`` task also starts after failures. One chosen branch is enough, even if others are not decided yet.
     """
     enough = DONE | FAILED if rule.kind == "conditions" else DONE
-    forks = editor.plan.branching_tasks.get(name, ())
+    forks = editor.plan.deciding_tasks.get(name, ())
 
     def is_done(before: str) -> bool:
         return editor.tasks[before].state in enough

@@ -103,7 +103,7 @@ def apply_event(editor: RunEditor, event: ChildPaused | ChildForced | SeenFailed
 def _find_master_task(
     editor: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded
 ) -> TaskRun | None:
-    task = editor.find_task_of_attempt(event.task, getattr(event, "n", 0), event.round)
+    task = editor.find_task_if_current(event.task, getattr(event, "n", 0), event.round)
     return task if task is not None and task.runs_on_master else None
 
 
@@ -122,7 +122,7 @@ def _fail_after_dependency(editor: RunEditor, name: str, task: TaskRun) -> None:
 def fail_task(editor: RunEditor, name: str) -> None:
     """Mark the task as failed."""
     task = editor.tasks[name]
-    request_cleanup(editor, name)
+    request_dependency_cleanup(editor, name)
     editor.record_fact("failure", name, task.n)
     editor.tasks[name] = replace(task.with_state(TaskState.FAILURE), failures=task.failures + 1)
 
@@ -153,9 +153,10 @@ def check_dependents(editor: RunEditor) -> None:
             editor.request_call("look", name)
 
 
-def check_dependent(editor: RunEditor, name: str) -> None:
-    """Request another check of a ``dependent`` task, which waits for other workflows. Fail it if its time limit has
-    passed.
+def request_dependency_check(editor: RunEditor, name: str) -> None:
+    """Request that the master checks again whether the workflows that a ``dependent`` task waits for have succeeded.
+
+    If the time limit of the task has passed, the task fails instead.
     """
     task = editor.tasks[name]
     if task.fails_at is not None and task.fails_at <= editor.now:
@@ -185,8 +186,8 @@ def _states_of_elements(editor: RunEditor, name: str) -> set[TaskState]:
     return {task.state for each, task in editor.tasks.items() if each != name and get_map_name(each) == name}
 
 
-def request_cleanup(editor: RunEditor, name: str) -> None:
-    """Request that the records of what a ``dependent`` task waits for are deleted. Does nothing for other tasks."""
+def request_dependency_cleanup(editor: RunEditor, name: str) -> None:
+    """Request that the master deletes the registered dependencies of a ``dependent`` task. Ignores other tasks."""
     if editor.plan.get_kind(name) == "dependent":
         editor.request_call("forget", name)
 
@@ -231,7 +232,7 @@ def update_master_tasks(editor: RunEditor) -> bool:
         elif kind == "sub_process":
             editor.request_call("stop" if is_ending else "pause", name)
         else:
-            request_cleanup(editor, name)
+            request_dependency_cleanup(editor, name)
             editor.set_task_state(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
     return any(not editor.tasks[name].runs_on_master for name in on_master)
 

@@ -185,13 +185,16 @@ class WorkflowPlan:
         return {name: tuple(after) for name, after in found.items()}
 
     def get_rule(self, name: str) -> TaskRule:
-        """Return the rule of a task. An element of a map task has the rule of its map."""
+        """Return the rule of a task: what its definition says about order, retries, timeouts and branches.
+
+        An element of a map has the rule of the map.
+        """
         return self.rules[get_map_name(name)]
 
     def get_kind(self, name: str) -> str:
-        """Return the kind of a task: ``map`` for a map task, otherwise the kind in its rule.
+        """Return what runs a task: empty for a worker, ``map`` for a map task, or the type of another master task.
 
-        An element has the kind of the task that is mapped.
+        An element of a map has the kind of the task that the map repeats.
         """
         rule = self.get_rule(name)
         return "map" if rule.maps and name in self.rules else rule.kind
@@ -202,10 +205,8 @@ class WorkflowPlan:
         return frozenset(each for rule in self.rules.values() if rule.kind == "conditions" for each in rule.after)
 
     @cached_property
-    def branching_tasks(self) -> Mapping[str, tuple[str, ...]]:
-        """The ``conditions`` and ``switch`` tasks that decide whether a task runs, for each task that begins a
-        branch.
-        """
+    def deciding_tasks(self) -> Mapping[str, tuple[str, ...]]:
+        """The ``conditions`` and ``switch`` tasks that decide whether a branch runs, by the branch's first task."""
         found: dict[str, list[str]] = {}
         for name, rule in self.rules.items():
             for head in rule.heads:
@@ -279,7 +280,7 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that happened and may cause an alert.
+    """An event of a run or a task that may cause an alert, such as a failure or a retry.
 
     Attributes:
         kind: ``success``, ``failure``, ``stopped``, ``paused``, ``timeout``, ``failover``, ``retry``, or ``not_taken``:
@@ -334,10 +335,6 @@ class WorkflowRun:
     fresh: bool = False
     facts: tuple[Fact, ...] = ()
     calls: tuple[Call, ...] = ()
-
-    def with_facts(self, *facts: Fact) -> WorkflowRun:
-        """Return a copy of the run with additional facts."""
-        return replace(self, facts=(*self.facts, *facts))
 
     @property
     def wake_at(self) -> float | None:
@@ -410,13 +407,15 @@ class RunEditor:
         until = None if limit_s is None else self.now + limit_s
         self.tasks[name] = replace(self.tasks[name].with_state(TaskState.SUBMITTED, wake_at=until), n=n, fails_at=until)
 
-    def find_task_of_attempt(self, name: str, n: int, round_number: int) -> TaskRun | None:
-        """Return the task of an attempt if it is the task's newest attempt since the last rerun. Otherwise return None.
+    def find_task_if_current(self, name: str, n: int, round_number: int) -> TaskRun | None:
+        """Return the state of a task if this is its current attempt, otherwise None.
+
+        An event of an older attempt, or of an attempt before the last rerun, is outdated.
 
         Args:
             name: Name of the task.
             n: Number of the attempt.
-            round_number: Number of the rerun that the attempt belongs to.
+            round_number: Number of the rerun that the attempt belongs to. Starts at 1.
         """
         task = self.tasks.get(name)
         return task if task is not None and task.n == n and self.round == round_number else None
@@ -432,10 +431,12 @@ class RunEditor:
         self.facts.append(Fact(kind, task, n))
 
     def request_call(self, kind: str, task: str) -> None:
-        """Request an action of the master for a task that it runs itself. Duplicate requests are ignored.
+        """Request an action that the master does itself for a task, such as starting a child run.
+
+        The master does it after it has saved the run. Duplicate requests are ignored.
 
         Args:
-            kind: See ``Call``.
+            kind: The action, as in ``Call.kind``.
             task: Name of the task.
         """
         self.calls[Call(kind, task)] = None

@@ -70,7 +70,7 @@ def choose_event_for_parent(child: RunState, task: str, n: int, round_number: in
         child: State of the child run.
         task: Name of the parent's task.
         n: Number of the task's attempt.
-        round_number: Number of the parent's rerun that the attempt belongs to.
+        round_number: Rerun of the parent to which the attempt belongs. Starts at 1.
     """
     if child is RunState.PAUSED:
         return ChildPaused(task, n, round_number)

@@ -174,13 +174,13 @@ class Switch(_MasterTaskType):
     quoted: ClassVar[frozenset[str]] = frozenset({"cases", "default"})
 
 
-def build_master_task_fields(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
-    """Return the fields of a rule for a task that the master runs itself.
+def build_master_rule_fields(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
+    """Return the fields of ``TaskRule`` that only tasks without a worker have, such as the branches of a ``switch``.
 
     Args:
-        type_: The task type.
+        type_: The task type. For types that workers run, the result is empty.
         params: The parameters of the task.
-        plain: The rule without these fields.
+        plain: The rule of the task without these fields.
     """
     if type_ == "sub_process":
         return {"kind": type_}

@@ -72,7 +72,7 @@ def draw_lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
     pairs = tuple(dict.fromkeys(_edge_direction(each) for each in found.links))
     back = find_back_edges(tuple(found.workflows), pairs)
     kinds = {_edge_direction(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
-    edges = [each for pair in pairs for each in _iter_edges(pair, kinds, back)]
+    edges = [each for pair in pairs for each in _yield_edge(pair, kinds, back)]
     nodes = [
         GraphNode(name, kind=_kind(name, row, focus), title=_title(name, row)) for name, row in found.workflows.items()
     ]
@@ -81,10 +81,13 @@ def draw_lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
     return draw_graph_svg(graph, _compute_layout(tuple(found.workflows), tuple(edges)), links=links)
 
 
-def _iter_edges(
+def _yield_edge(
     pair: tuple[str, str], kinds: Mapping[tuple[str, str], str], back: Collection[tuple[str, str]]
 ) -> Iterator[Edge]:
-    """Yield the edge between two workflows. Two workflows that refer to each other get one line with two arrows.
+    """Yield the edge to draw for a pair of workflows, or nothing.
+
+    Two workflows that refer to each other share one edge with two arrows, which is drawn for one of their pairs. A
+    reference of a workflow to itself is not drawn.
 
     Args:
         pair: The two workflows.

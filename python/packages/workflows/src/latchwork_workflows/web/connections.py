@@ -121,7 +121,7 @@ class LimitedConnection(H11Protocol):
         if not self._is_counted:
             transport.abort()
             return
-        self._watch()
+        self._arm_read_timeout()
         if self._owner.tls is None:
             self._begin(transport)
         else:
@@ -151,7 +151,7 @@ class LimitedConnection(H11Protocol):
             return
         super().data_received(data)
         if self._is_counted:
-            self._watch()
+            self._arm_read_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting a connection that has ended."""
@@ -164,9 +164,10 @@ class LimitedConnection(H11Protocol):
         self._release()
         self.transport.abort()
 
-    def _watch(self) -> None:
-        """Start the timeout for the next data from the client. A timeout that already runs for the same data is
-        kept.
+    def _arm_read_timeout(self) -> None:
+        """Start the timeout for the next data of the client: a request, or more of its body.
+
+        A timeout that is running for the same kind of data continues.
         """
         state = self.conn.their_state
         awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None

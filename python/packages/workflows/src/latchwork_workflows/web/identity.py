@@ -166,15 +166,15 @@ def wrap_with_identity(app: ASGIApp, identity: Identity) -> ASGIApp:
     return known
 
 
-async def is_still_allowed(request: Request, look: Callable[[Identity], object]) -> bool:
+async def is_still_allowed(request: Request, check_access: Callable[[Identity], object]) -> bool:
     """Return whether a stream may continue: the token or session of its request is still valid and allows its contents.
 
     Args:
         request: The request that opened the stream.
-        look: Raises ``HttpProblem`` if the user may not see the contents. It may block.
+        check_access: Raises ``HttpProblem`` if this account may not see the contents of the stream. It may block.
     """
     try:
-        await run_in_stream_thread(lambda: look(_authenticate(request)))
+        await run_in_stream_thread(lambda: check_access(_authenticate(request)))
     except HttpProblem as problem:
         return problem.status not in _NO
     except Unavailable:

@@ -28,7 +28,7 @@ from latchwork_workflows.model.templates import (
     fill_references,
     find_environment_value_problem,
     format_environment_value,
-    get_variable_name,
+    get_env_var_name,
 )
 from latchwork_workflows.secrets import SecretMissing, Secrets
 from latchwork_workflows.types import Command, RunInfo, TaskTypes
@@ -54,11 +54,11 @@ def current_user_name() -> str:
 
 
 def may_run_as(tenant: str | None, allowed: Collection[str]) -> bool:
-    """Return whether this worker can run tasks as a tenant, which is a user of the operating system.
+    """Return whether this worker may run tasks of a tenant, which is a user of the operating system.
 
-    A worker that is not root runs tasks only as its own user. A worker that is root runs tasks as the allowed users.
-    Tasks without a tenant run as the user of the worker. If this is root, root must be an allowed user, unless there is
-    no list.
+    A worker that is not root runs tasks without a tenant, and tasks whose tenant is its own user. A worker that is root
+    runs tasks of the allowed users. It runs tasks without a tenant as root, if root is an allowed user or no users were
+    given.
 
     Args:
         tenant: User name that the task requires, or None.
@@ -347,7 +347,7 @@ class AttemptPreparer:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         change_owner(folder, user)
-        barrier = None if user is None else find_closed_folder(folder, user)
+        barrier = None if user is None else find_inaccessible_folder(folder, user)
         if barrier is not None:
             raise CannotRun(
                 f"user {user!r} cannot enter {barrier}, and tasks run below it: give the worker a folder that its "
@@ -389,7 +389,7 @@ def build_variables(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[
     """
     found: dict[str, str] = {}
     for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names win
-        variable = get_variable_name(name)
+        variable = get_env_var_name(name)
         if _VARIABLE.fullmatch(variable) and variable not in base and not _NEVER.fullmatch(variable):
             found[variable] = format_environment_value(values[name])
     return found
@@ -422,8 +422,8 @@ def create_work_folder(path: Path) -> Path:
         raise LatchworkError(f"this worker cannot use its work folder {path}: {error}; {_REMEDY}") from error
 
 
-def find_closed_folder(folder: Path, user: str) -> Path | None:
-    """Return the outermost folder of a path that a user cannot enter, or None if the user can enter all of them."""
+def find_inaccessible_folder(folder: Path, user: str) -> Path | None:
+    """Return the outermost folder of a path for which a user has no search permission, or None if there is none."""
     about = pwd.getpwnam(user)
     groups = set(os.getgrouplist(user, about.pw_gid))
     for level in [*reversed(folder.parents), folder]:

@@ -18,7 +18,7 @@ from latchwork.errors import BadRecord
 from latchwork.store import Store
 from latchwork.tasks import TaskContext, TaskStopped
 from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, ChildEnd, DeadlineExtender
-from latchwork_workflows.keys import Keys, build_rows_file_name
+from latchwork_workflows.keys import Keys, build_result_file_name
 from latchwork_workflows.logs import AttemptLog, LogStore, LogStoreHealth
 from latchwork_workflows.messages import AttemptResult, TaskMessage
 from latchwork_workflows.state import Outcome
@@ -145,7 +145,7 @@ class AttemptRunner:
             return ending
         try:
             data = _read_output_file(prepared.folder / prepared.command.keeps, MAX_KEPT)
-            file = self._logs.create(build_rows_file_name(attempt.log_ref))
+            file = self._logs.create(build_result_file_name(attempt.log_ref))
             try:
                 rest = memoryview(prepared.mask.mask_bytes(data[:MAX_KEPT]))
                 while rest:

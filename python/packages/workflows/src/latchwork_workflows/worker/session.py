@@ -147,7 +147,7 @@ class WorkflowHooks(WorkerHooks):
     # Claim and run
 
     def prepare_run(self, claim: QueueClaim) -> Run | Settlement:
-        """Return the work of a claimed attempt. If the attempt cannot or must not run, return how to end it instead."""
+        """Build the call that runs a claimed attempt. If it must not run, return how to end its claim instead."""
         try:
             named = ItemName.parse(claim.item.id)
         except InvalidKey as error:
@@ -158,18 +158,18 @@ class WorkflowHooks(WorkerHooks):
         except BadRecord as error:
             head = TaskHead(named.shard, named.task, named.n, 1, 1, 1, "?", "?", "?", has_body=True)
             why = RunEnding(Word.FATAL, f"what the master wrote for this attempt cannot be read: {error}")
-            return self._done_without_run(ActiveAttempt(claim, head, claim.fence.token), why)
+            return self._build_ending_without_run(ActiveAttempt(claim, head, claim.fence.token), why)
         attempt = ActiveAttempt(claim, head, claim.fence.token)
         if claim.attempts > MAX_CLAIMS:
             last = f"; the last one said: {claim.item.why}" if claim.item.why else ""
             why = RunEnding(Word.FATAL, f"it has killed its worker {MAX_CLAIMS} times{last}")
-            return self._done_without_run(attempt, why)
+            return self._build_ending_without_run(attempt, why)
         if head.type in self._instant:
-            return self._done_without_run(attempt, RunEnding(Word.SUCCESS))
+            return self._build_ending_without_run(attempt, RunEnding(Word.SUCCESS))
         with self._lock:
             self._attempts[head.attempt_key] = attempt  # from here on its cancel reaches it
         if self._keys.cancel_key(head.attempt_key) in self._cancels:
-            return self._done_without_run(
+            return self._build_ending_without_run(
                 attempt, RunEnding(Word.KILLED, "it was stopped on request before it started")
             )
         payload = self.payloads.encode_call(self._registered, (head.attempt_key,), {})
@@ -199,7 +199,7 @@ class WorkflowHooks(WorkerHooks):
         if outcome.failure is None and attempt.result is not None:
             return self._done(attempt, attempt.result)
         if attempt.is_cancelled:
-            return self._done_without_run(attempt, RunEnding(Word.KILLED, "it was stopped by a command"))
+            return self._build_ending_without_run(attempt, RunEnding(Word.KILLED, "it was stopped by a command"))
         failure = outcome.failure
         kind = None if failure is None else failure.loaded_class
         why = "" if failure is None else failure.summary
@@ -208,10 +208,8 @@ class WorkflowHooks(WorkerHooks):
         _log.error("worker %s releases attempt %s: %s", self._runner.worker, attempt.attempt_key, why)
         return Release(why[:200], after_s=1.0)
 
-    def _done_without_run(self, attempt: ActiveAttempt, ending: RunEnding) -> Done:
-        """Return how to end the claim of an attempt that has no result, because it was not started or was
-        interrupted.
-        """
+    def _build_ending_without_run(self, attempt: ActiveAttempt, ending: RunEnding) -> Done:
+        """Build the result of an attempt that was not started or was interrupted, and return how to end its claim."""
         result = build_result(attempt, ending, self._runner.worker, self._runner.host, has_log=False)
         return self._done(attempt, result)
 

@@ -65,10 +65,10 @@ def find_missing_settings(definition: Definition, settings: StoredSettings) -> I
             yield Problem(path, f"there is no {kind} {name!r:.110} {_owner_text(definition, there)}")
 
 
-def list_required_settings(definition: Definition) -> Iterator[Problem]:
-    """Yield a problem with its path for each connection or environment that a definition uses.
+def report_used_settings(definition: Definition) -> Iterator[Problem]:
+    """Yield a problem for each connection or environment that a definition uses, as if none of them existed.
 
-    For callers that do not know which settings exist.
+    Callers that do not know which settings exist show this list.
     """
     for path, kind, name in _iter_uses(definition):
         yield Problem(path, f"{kind} {name!r:.110}")
