@@ -79,7 +79,7 @@ class LastOutcome(NamedTuple):
 
 
 def find_tasks_of_shard(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Return the run ID and the workflow code of each given task of a shard, by task ID. Tasks of other shards are left
+    """Return the run ID and the workflow ID of each given task of a shard, by task ID. Tasks of other shards are left
     out.
     """
     found: dict[int, tuple[int, int]] = {}

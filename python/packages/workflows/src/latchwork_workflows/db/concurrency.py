@@ -46,7 +46,7 @@ def list_runs_to_start(connection: sa.Connection, code: int, max_active: int | N
 
     Args:
         connection: A transaction.
-        code: The code of the workflow.
+        code: The ID of the workflow.
         max_active: The maximum number of active runs. None: no limit.
     """
     mine = sa.and_(workflow_run.c.code == code, workflow_run.c.dry.is_(False))

@@ -20,7 +20,7 @@ class AppliedDefinition:
     """A version of a workflow.
 
     Attributes:
-        code: The code of the workflow. It never changes, even if the name does.
+        code: The ID of the workflow. It never changes, even if the name does.
         number: The version number, from 1.
         is_new: Whether this call wrote it.
         is_online: Whether the workflow may be started.
@@ -134,7 +134,7 @@ class FoundWorkflow(NamedTuple):
     """A workflow found by name.
 
     Attributes:
-        code: The code of the workflow.
+        code: The ID of the workflow.
         version: Its newest version.
         is_online: Whether it may be started.
         project: Its project.

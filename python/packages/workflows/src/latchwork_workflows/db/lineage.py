@@ -30,7 +30,7 @@ class ReferenceCache:
     def get_references(
         self, connection: sa.Connection, rows: Sequence[Row]
     ) -> dict[int, tuple[WorkflowReference, ...]]:
-        """Return the references to other workflows in each of the given workflows, by workflow code."""
+        """Return the references to other workflows in each of the given workflows, by workflow ID."""
         with self._lock:
             found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
         missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}

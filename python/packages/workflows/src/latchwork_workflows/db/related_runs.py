@@ -292,10 +292,10 @@ def find_waiting_shards(
 
     Args:
         connection: A transaction.
-        ended_codes: The codes of workflows of which a run has ended.
-        ended_tasks: The names of the tasks that have ended, by workflow code.
+        ended_codes: The IDs of workflows of which a run has ended.
+        ended_tasks: The names of the tasks that have ended, by workflow ID.
     Returns:
-        Pairs of the shard and the code of the workflow that its tasks wait for.
+        Pairs of the shard and the ID of the workflow that its tasks wait for.
     """
     codes = sorted({*ended_codes, *ended_tasks})
     if not codes:
@@ -316,7 +316,7 @@ def list_waiting_runs(connection: sa.Connection, shard: int, code: int, *, after
     Args:
         connection: A transaction.
         shard: The ID of the shard.
-        code: The code of the workflow.
+        code: The ID of the workflow.
         after: Return only runs with higher IDs, for the next page.
         limit: The maximum number of runs.
     """
@@ -332,7 +332,7 @@ def find_newest_run(connection: sa.Connection, code: int, span: Span, exclude: C
 
     Args:
         connection: A transaction.
-        code: The code of the workflow.
+        code: The ID of the workflow.
         span: The time span.
         exclude: IDs of runs to ignore.
     """
@@ -464,7 +464,7 @@ class DependentWorkflow(NamedTuple):
     """A workflow that waits for another.
 
     Attributes:
-        code: The code of the workflow.
+        code: The ID of the workflow.
         version: Its newest version.
         definition: The definition of that version.
     """

@@ -52,7 +52,7 @@ class RunPage:
 
 
 def list_workflow_codes(connection: sa.Connection, *, with_fires_before: float | None = None) -> list[int]:
-    """Return the codes of workflows.
+    """Return the IDs of workflows.
 
     Args:
         connection: A transaction.
@@ -70,7 +70,7 @@ def find_old_runs(connection: sa.Connection, code: int, *, before: float, keep: 
 
     Args:
         connection: A transaction.
-        code: The code of the workflow.
+        code: The ID of the workflow.
         before: Return only runs that ended before this time, in seconds since the epoch.
         keep: The number of newest runs to keep, however old they are.
         after: Return only runs with higher IDs, for the next page.
@@ -173,7 +173,7 @@ def _lock_shard_of_old_runs(connection: sa.Connection, shard_id: int, ids: Seque
 
 
 def list_pending_log_deletions(connection: sa.Connection, limit: int = ROWS) -> list[tuple[int, int]]:
-    """Return the workflow code and the ID of each deleted run whose logs must still be deleted."""
+    """Return the workflow ID and the ID of each deleted run whose logs must still be deleted."""
     chosen = sa.select(about.c.name, about.c.value).where(about.c.name.like(f"{_LOGS}%"))
     rows = connection.execute(chosen.order_by(about.c.name).limit(limit))
     return [(int(row.value), int(row.name.removeprefix(_LOGS))) for row in rows]
@@ -208,7 +208,7 @@ def delete_fires(connection: sa.Connection, code: int, before: float) -> int:
 
     Args:
         connection: A transaction.
-        code: The code of the workflow.
+        code: The ID of the workflow.
         before: Seconds since the epoch.
     """
     row = connection.execute(

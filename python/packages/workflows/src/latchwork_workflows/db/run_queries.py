@@ -126,7 +126,7 @@ def load_runs_by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row
 
 
 def list_recent_runs(connection: sa.Connection, codes: Iterable[int], limit: int) -> dict[int, list[Row]]:
-    """Return the newest runs of each given workflow, by workflow code.
+    """Return the newest runs of each given workflow, by workflow ID.
 
     Args:
         connection: A transaction.

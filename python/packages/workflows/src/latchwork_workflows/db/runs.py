@@ -64,7 +64,7 @@ class StoredRun:
 
     Attributes:
         id: The ID of the run.
-        code: The code of its workflow.
+        code: The ID of its workflow.
         version: The version that it was started with.
         priority: 0, the highest, to 4.
         schedule_time: The base time of its parameters, in seconds since the epoch.
@@ -101,7 +101,7 @@ def create_run(connection: sa.Connection, shard: int, code: int, version: int, *
     Args:
         connection: A transaction.
         shard: The shard that the run belongs to.
-        code: The code of the workflow.
+        code: The ID of the workflow.
         version: The version of the workflow.
         fields: Further columns. ``priority`` is given as a word.
     """

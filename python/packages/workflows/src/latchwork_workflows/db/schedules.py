@@ -32,7 +32,7 @@ class ScheduleRow:
     """The schedule of a workflow.
 
     Attributes:
-        code: The code of the workflow.
+        code: The ID of the workflow.
         project: The project of the workflow.
         name: The name of the workflow.
         version: The newest version.
@@ -108,7 +108,7 @@ _OF_SHARD = _ROWS.where(schedule.c.shard == sa.bindparam("shard"))
 
 
 def load_schedules(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRow]:
-    """Return the schedules of a shard or of all shards, sorted by workflow code."""
+    """Return the schedules of a shard or of all shards, sorted by workflow ID."""
     found = connection.execute(_ROWS) if shard is None else connection.execute(_OF_SHARD, {"shard": shard})
     return [ScheduleRow(**row) for row in found.mappings()]
 

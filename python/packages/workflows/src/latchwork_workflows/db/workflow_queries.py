@@ -30,7 +30,7 @@ def list_projects(connection: sa.Connection) -> list[str]:
 def get_workflow_names(
     connection: sa.Connection, projects: Collection[str] | None, project: str = ""
 ) -> dict[int, str]:
-    """Return the full name ``project.name`` of each workflow, by workflow code.
+    """Return the full name ``project.name`` of each workflow, by workflow ID.
 
     Args:
         connection: A transaction.
@@ -102,7 +102,7 @@ def list_versions(connection: sa.Connection, code: int, *, before: int | None = 
 
     Args:
         connection: A transaction.
-        code: The code of the workflow.
+        code: The ID of the workflow.
         before: Return only lower version numbers, for the next page.
         limit: The maximum number of versions.
     """

@@ -104,7 +104,7 @@ class FileLogs(LogStore):
         """Delete all logs of a run.
 
         Args:
-            code: Code of the workflow.
+            code: ID of the workflow.
             run_id: ID of the run.
         """
         with suppress(FileNotFoundError, NotADirectoryError):  # links are not ours

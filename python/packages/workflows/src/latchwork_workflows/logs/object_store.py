@@ -126,7 +126,7 @@ class SegmentLogs(LogStore):
         """Delete all logs of a run.
 
         Args:
-            code: Code of the workflow.
+            code: ID of the workflow.
             run_id: ID of the run.
         """
         folder = f"{self._root}/{int(code)}/{int(run_id)}"

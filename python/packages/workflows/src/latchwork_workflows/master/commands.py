@@ -45,7 +45,7 @@ class RunRequest:
     """A new run to create.
 
     Attributes:
-        code: Code of the workflow.
+        code: ID of the workflow.
         version: Version of the workflow.
         event: How it starts.
         schedule_time: Seconds since the epoch.
@@ -66,7 +66,7 @@ class BackfillDates:
     """A new backfill to create.
 
     Attributes:
-        code: Code of the workflow.
+        code: ID of the workflow.
         version: Version of the workflow.
         schedule_times: Schedule times of its runs, in seconds since the epoch, without duplicates.
         parallel: Maximum number of runs at a time.

@@ -221,7 +221,7 @@ class LoadedVersion:
     """One version of a workflow, loaded from the database.
 
     Attributes:
-        code: Code of the workflow.
+        code: ID of the workflow.
         number: Number of the version.
         definition: Its definition.
         plan: The part that ``advance`` needs.
