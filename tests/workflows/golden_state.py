@@ -144,8 +144,10 @@ def seen(run):
     lines = ["  " + " | ".join([state, *tasks])]
     if run.calls:
         lines.append("  calls: " + ", ".join(f"{each.kind} {each.task}" for each in run.calls))
-    if run.facts:
-        told = [" ".join(word for word in (fact.kind, fact.task, str(fact.n or "")) if word) for fact in run.facts]
+    if run.timeline_events:
+        told = [
+            " ".join(word for word in (each.kind, each.task, str(each.n or "")) if word) for each in run.timeline_events
+        ]
         lines.append("  tells: " + ", ".join(told))
     return lines
 

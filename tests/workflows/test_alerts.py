@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db import definitions, runs
 from latchwork_workflows.db.alerts import create_run_alert
 from latchwork_workflows.db.tables import alert, delivery
-from latchwork_workflows.state import Fact, Outcome
+from latchwork_workflows.state import Outcome, TimelineEvent
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -96,7 +96,7 @@ def test_the_same_end_written_again_is_one_alert(stage):
         stored = runs.load_runs(connection, [run])[run]
         said = definitions.load_definition(connection, version.code, version.number)
         for now in (1.0, 2.0):
-            create_run_alert(connection, said, stored, stored.known, Fact("failure"), now=now)
+            create_run_alert(connection, said, stored, stored.known, TimelineEvent("failure"), now=now)
     assert len(alerts(stage)) == 1
 
 

@@ -122,5 +122,5 @@ def test_what_is_stopped_is_settled_until_it_is_over():
 
 def test_facts_of_one_turn_are_no_part_of_the_next():
     one = after(stored(), Start(), Ended("a", 1, Outcome.FATAL))
-    assert one.known.facts == ()
-    assert replace(one.known, facts=()) == one.known
+    assert one.known.timeline_events == ()
+    assert replace(one.known, timeline_events=()) == one.known

@@ -93,7 +93,9 @@ def test_a_run_is_read_as_it_was_written_after_each_event(database):
             runs.save_run(connection, before, after, now, outputs=outputs, queue_keys={"extract": "default/1"})
         with database.read() as connection:
             found = runs.load_runs(connection, [made])[made]
-        assert found.known == type(after)(**{**{name: getattr(after, name) for name in after.__slots__}, "facts": ()})
+        assert found.known == type(after)(
+            **{**{name: getattr(after, name) for name in after.__slots__}, "timeline_events": ()}
+        )
         assert found.priority == 1
         assert found.params == {"day": "x"}
         assert found.outputs.get("extract") == (None if turn in {0, 6} else found.outputs["extract"])

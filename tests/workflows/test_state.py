@@ -117,7 +117,7 @@ def check(plan, before, run, now):
     if run.state is RunState.SUCCESS:
         assert all(task.state in done for task in run.tasks.values())
     again = advance(plan, run, [], now)
-    assert (again.state, again.tasks, again.facts) == (run.state, run.tasks, ())  # settled: nothing follows
+    assert (again.state, again.tasks, again.timeline_events) == (run.state, run.tasks, ())  # settled: nothing follows
 
 
 @st.composite
@@ -153,7 +153,7 @@ def test_every_history_with_held_tasks_ends_and_no_worker_is_asked_about_them(pl
         except WrongState:
             continue
         again = advance(plan, run, [], now)
-        assert (again.state, again.tasks, again.facts) == (run.state, run.tasks, ())
+        assert (again.state, again.tasks, again.timeline_events) == (run.state, run.tasks, ())
     raise AssertionError(run)
 
 

@@ -88,7 +88,7 @@ class Following:
     def step(self, number, events):
         member = self.members[number]
         after = advance(self.model.plans[member.depth], member.known, events, 0.0)
-        self.members[number] = replace(member, known=replace(after, facts=(), calls=()))
+        self.members[number] = replace(member, known=replace(after, timeline_events=(), calls=()))
         if after == member.known:
             return
         self.todo += [(number, call) for call in after.calls]

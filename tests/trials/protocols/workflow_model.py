@@ -158,7 +158,7 @@ class WorkflowModel:
             if self.db.token != version and not self.without("no guard in the database"):
                 raise NotOwner
             self.written(self.db.run_id, after)
-            self.db.run_id = replace(after, facts=())
+            self.db.run_id = replace(after, timeline_events=())
             del self.db.commands[:done]
 
         return transaction
@@ -224,10 +224,10 @@ class WorkflowModel:
 
     def advanced(self, version, known, events):
         after = advance(self.plan, known, [each for each in events if each is not None], 0.0) if known.tasks else known
-        if after != replace(known, facts=()):
+        if after != replace(known, timeline_events=()):
             self.lost = after
             yield ("db", self.write(version, after))
-        return replace(after, facts=())
+        return replace(after, timeline_events=())
 
     def commanded(self, version, known):
         command = self.db.commands[0]
@@ -237,7 +237,7 @@ class WorkflowModel:
             after = known
         self.lost = after
         yield ("db", self.write(version, after, done=1))
-        return replace(after, facts=())
+        return replace(after, timeline_events=())
 
     def tidied(self, fence, keys):
         for key in keys:

@@ -178,7 +178,7 @@ class LocalRun:
     def _execute_calls(self, run: WorkflowRun) -> WorkflowRun:
         """Execute the actions that a master would execute for tasks that it runs itself."""
         while run.calls:
-            calls, run = run.calls, replace(run, calls=(), facts=())
+            calls, run = run.calls, replace(run, calls=(), timeline_events=())
             for call in calls:
                 task = run.tasks[call.task]
                 if task.runs_on_master and call.kind in _ANSWERED:

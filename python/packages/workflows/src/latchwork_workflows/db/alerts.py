@@ -1,6 +1,6 @@
 """Alerts, their deliveries, and channels.
 
-An alert is written in the transaction of the fact that it reports. One master sends all alerts.
+An alert is written in the transaction of the event that it reports. One master sends all alerts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from latchwork_workflows.db.tables import (
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import build_result_file_name
 from latchwork_workflows.model.definition import Definition
-from latchwork_workflows.state import FAILED, Fact, WorkflowRun
+from latchwork_workflows.state import FAILED, TimelineEvent, WorkflowRun
 from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, apply_send_result
 
 #: The maximum number of failed tasks in an alert, and of characters of each error.
@@ -80,7 +80,7 @@ def create_run_alert(
     definition: Definition,
     run: StoredRun,
     after: WorkflowRun,
-    fact: Fact,
+    timeline_event: TimelineEvent,
     *,
     now: float,
     why: str = "",
@@ -92,7 +92,7 @@ def create_run_alert(
         definition: The definition of the run. It names the channels.
         run: The run as stored before.
         after: The new state of the run.
-        fact: The event: its kind, and the task attempt it is about, if any.
+        timeline_event: The event: its kind, and the task attempt it is about, if any.
         now: Seconds since the epoch.
         why: The reason, if an internal error has ended the run. Otherwise empty.
     """
@@ -105,22 +105,22 @@ def create_run_alert(
         "started_at": began,
         "state": after.state.value,
     }
-    if fact.task:
-        details |= {"n": fact.n, **_load_attempt(connection, run.ids[fact.task], fact.n)}
+    if timeline_event.task:
+        details |= {"n": timeline_event.n, **_load_attempt(connection, run.ids[timeline_event.task], timeline_event.n)}
     else:
         details |= {"failed": _load_failed_tasks(connection, run, after), "why": why[:MAX_ERROR]}
-    cause = f"{run.ids[fact.task]}.{fact.n}" if fact.task else f"{after.round}@{began!r}"
+    cause = f"{run.ids[timeline_event.task]}.{timeline_event.n}" if timeline_event.task else f"{after.round}@{began!r}"
     channels = definition.alerts.channels if definition.alerts is not None else ()
     create_alert(
         connection,
         channels,
-        kind=fact.kind,
+        kind=timeline_event.kind,
         cause=cause,
         now=now,
         details=details,
         run=run.id,
         code=run.code,
-        task_name=fact.task,
+        task_name=timeline_event.task,
     )
 
 

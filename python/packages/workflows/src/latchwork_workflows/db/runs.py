@@ -344,11 +344,11 @@ def _record_facts(connection: sa.Connection, run_id: int, after: WorkflowRun, no
         {
             "at": now,
             "run_id": run_id,
-            "task": fact.task,
-            "kind": fact.kind,
-            "details": {"n": fact.n} if fact.n else None,
+            "task": timeline_event.task,
+            "kind": timeline_event.kind,
+            "details": {"n": timeline_event.n} if timeline_event.n else None,
         }
-        for fact in after.facts
+        for timeline_event in after.timeline_events
     ]
     if rows:
         connection.execute(_TELL, rows)

@@ -573,16 +573,16 @@ def build_dispatch_timeout_rows(
     """
     return [
         AttemptRow(
-            stored.ids[fact.task],
-            fact.n,
+            stored.ids[timeline_event.task],
+            timeline_event.n,
             0,
             "",
             "",
             now,
             ended_at=now,
             outcome=NOT_TAKEN,
-            error=f"no worker claimed it within {plan.get_rule(fact.task).max_queued_s or 0:g} s",
+            error=f"no worker claimed it within {plan.get_rule(timeline_event.task).max_queued_s or 0:g} s",
         )
-        for fact in after.facts
-        if fact.kind == NOT_TAKEN
+        for timeline_event in after.timeline_events
+        if timeline_event.kind == NOT_TAKEN
     ]

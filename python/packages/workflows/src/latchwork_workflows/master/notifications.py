@@ -12,7 +12,7 @@ from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import NotFound
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
 from latchwork_workflows.state import TaskState, WorkflowRun, get_map_name
-from latchwork_workflows.state.alerts import select_facts_to_report
+from latchwork_workflows.state.alerts import select_events_to_alert
 from latchwork_workflows.state.records import AT_WORKERS, OVER
 
 _log = logging.getLogger(__name__)
@@ -55,11 +55,13 @@ class Notifications:
                 alerts.create_query_result_alert(self._connection, version.definition, saved, name, mail, now=self._now)
 
     def _add_run_alerts(self, made: StoredRun, after: WorkflowRun, why: str) -> None:
-        version = _find_version(self._plans, self._connection, made) if after.facts else None
+        version = _find_version(self._plans, self._connection, made) if after.timeline_events else None
         if version is None:
             return
-        for fact in select_facts_to_report(version.plan.alerts, after.facts, dry=after.dry):
-            alerts.create_run_alert(self._connection, version.definition, made, after, fact, now=self._now, why=why)
+        for timeline_event in select_events_to_alert(version.plan.alerts, after.timeline_events, dry=after.dry):
+            alerts.create_run_alert(
+                self._connection, version.definition, made, after, timeline_event, now=self._now, why=why
+            )
 
 
 def create_takeover_alerts(

@@ -108,7 +108,9 @@ class ResultCache:
             events = [Ended(name, found.after.tasks[name].n, Outcome.SUCCESS, found.after.round) for name in hits]
             was = found.after
             made = advance(version.plan, was, events, self._now)
-            found.after = replace(made, facts=(*was.facts, *made.facts), calls=(*was.calls, *made.calls))
+            found.after = replace(
+                made, timeline_events=(*was.timeline_events, *made.timeline_events), calls=(*was.calls, *made.calls)
+            )
         return found
 
     def _hits(

@@ -206,7 +206,7 @@ def build_stored_run(
     is_new_run = before.known.round != after.round
     return replace(
         before,
-        known=replace(after, facts=(), calls=()),
+        known=replace(after, timeline_events=(), calls=()),
         ids=ids,
         queue_keys={**({} if is_new_run else before.queue_keys), **queue_keys},
         outputs={**({} if is_new_run else before.outputs), **outputs},

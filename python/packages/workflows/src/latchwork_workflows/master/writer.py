@@ -47,7 +47,17 @@ from latchwork_workflows.master.store_reader import ReportedEvents, RunningClaim
 from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.model.specs import build_queue_key
-from latchwork_workflows.state import Begin, Event, Fact, RunState, TaskState, Wake, WorkflowRun, advance, get_map_name
+from latchwork_workflows.state import (
+    Begin,
+    Event,
+    RunState,
+    TaskState,
+    TimelineEvent,
+    Wake,
+    WorkflowRun,
+    advance,
+    get_map_name,
+)
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 
 _log = logging.getLogger(__name__)
@@ -206,7 +216,9 @@ class TransactionWriter:
             name: task if task.state in done else task.with_state(TaskState.KILLED)
             for name, task in stored.known.tasks.items()
         }
-        known = replace(stored.known, state=RunState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
+        known = replace(
+            stored.known, state=RunState.FAILURE, tasks=tasks, warn_at=None, timeline_events=(TimelineEvent("failure"),)
+        )
         runs.end_run_as_failure(self._connection, stored.id, self._now)
         made = self.written.runs[stored.id] = build_stored_run(stored, known, stored.ids, {}, {})
         for tell in (

@@ -56,7 +56,7 @@ def advance(plan: WorkflowPlan, run: WorkflowRun, events: Iterable[Event], now: 
         events: The events, in order. If empty, only time has passed.
         now: Seconds since the epoch.
     Returns:
-        The new state. ``facts`` contains only the facts of this call.
+        The new state. ``timeline_events`` contains only those of this call.
     Raises:
         WrongState: The current state does not allow a command.
         NotFound: A command names a task that does not exist.
@@ -119,7 +119,7 @@ def _claim_lost(editor: RunEditor, event: Lost) -> None:
         return
     editor.queue_task(event.task, task.n)
     if event.died:
-        editor.record_fact("failover", event.task, event.n)
+        editor.record_timeline_event("failover", event.task, event.n)
 
 
 def _attempt_ended(editor: RunEditor, event: Ended) -> None:
@@ -149,7 +149,7 @@ def _record_timeout(editor: RunEditor, event: Ended, task: TaskRun) -> None:
     if task.runs_on_master or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:
         return
     if event.took_s >= rule.timeout_s:
-        editor.record_fact("timeout", event.task, event.n)
+        editor.record_timeline_event("timeout", event.task, event.n)
 
 
 def _attempt_failed(editor: RunEditor, event: Ended, task: TaskRun) -> None:
@@ -158,10 +158,10 @@ def _attempt_failed(editor: RunEditor, event: Ended, task: TaskRun) -> None:
     again = goes_on and event.outcome is not Outcome.FATAL and task.failures <= rule.retries
     editor.tasks[event.task] = task
     if again:
-        editor.record_fact("retry", event.task, event.n)
+        editor.record_timeline_event("retry", event.task, event.n)
         editor.set_task_state(event.task, TaskState.RETRY_WAIT, wake_at=editor.now + rule.retry_interval_s)
     else:
-        editor.record_fact("failure", event.task, event.n)
+        editor.record_timeline_event("failure", event.task, event.n)
         editor.set_task_state(event.task, TaskState.FAILURE)
 
 
@@ -174,7 +174,7 @@ def _item_removed(editor: RunEditor, event: Removed) -> None:
     elif editor.state is RunState.READY_PAUSE:
         editor.set_task_state(event.task, TaskState.PAUSED)
     elif task.is_overdue and task.forced_after != task.n:
-        editor.record_fact(NOT_TAKEN, event.task, event.n)
+        editor.record_timeline_event(NOT_TAKEN, event.task, event.n)
         ended = Ended(event.task, event.n, Outcome.FAILURE, event.round)
         _attempt_failed(editor, ended, replace(task, failures=task.failures + 1))
     else:  # resumed or force-started in the meantime: another attempt

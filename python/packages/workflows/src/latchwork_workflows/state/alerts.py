@@ -1,4 +1,4 @@
-"""Decides which facts cause alerts, and how a delivery is retried. Pure."""
+"""Decides which timeline events cause alerts, and how a delivery is retried. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from latchwork_workflows.state.records import AlertRule, Fact
+from latchwork_workflows.state.records import AlertRule, TimelineEvent
 
 #: A delivery fails after this many refusals.
 MAX_TRIES = 8
@@ -22,25 +22,29 @@ _ENDS = {
 }
 
 
-def select_facts_to_report(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
+def select_events_to_alert(
+    rule: AlertRule | None, timeline_events: Iterable[TimelineEvent], *, dry: bool = False
+) -> tuple[TimelineEvent, ...]:
     """Return the events of a run that must cause an alert, in the given order.
 
     Args:
         rule: Selects kinds of events. None: no alerts.
-        facts: Events of the run and its tasks, such as a failure or a retry.
+        timeline_events: Events of the run and its tasks, such as a failure or a retry.
         dry: Whether the run is a dry run, which causes no alerts.
     """
     if rule is None or dry:
         return ()
-    return tuple(each for each in facts if _is_reported(rule, each))
+    return tuple(each for each in timeline_events if _is_reported(rule, each))
 
 
-def _is_reported(rule: AlertRule, fact: Fact) -> bool:
-    if fact.kind == "timeout":
+def _is_reported(rule: AlertRule, timeline_event: TimelineEvent) -> bool:
+    if timeline_event.kind == "timeout":
         return rule.timeouts
-    if fact.kind == "failover":
+    if timeline_event.kind == "failover":
         return rule.failover
-    return not fact.task and fact.kind in _ENDS[rule.on]  # the alert at the end of the run names the failed tasks
+    return (
+        not timeline_event.task and timeline_event.kind in _ENDS[rule.on]
+    )  # the alert at the end of the run names the failed tasks
 
 
 class DeliveryState(StrEnum):

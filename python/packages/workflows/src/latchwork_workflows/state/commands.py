@@ -132,7 +132,7 @@ def force_success(editor: RunEditor, event: ForceSuccess) -> None:
     )
     if editor.state is RunState.FAILURE and not is_open:
         editor.state = RunState.SUCCESS
-        editor.record_fact("success")
+        editor.record_timeline_event("success")
 
 
 def force_start(editor: RunEditor, event: ForceStart) -> None:

@@ -64,7 +64,7 @@ def _apply_timers(editor: RunEditor) -> None:
     if editor.warn_at is not None and editor.warn_at <= editor.now:
         editor.warn_at = None
         if editor.plan.on_timeout is not OnTimeout.FAIL:
-            editor.record_fact("timeout")
+            editor.record_timeline_event("timeout")
         if editor.plan.on_timeout is not OnTimeout.WARN:
             editor.ending = editor.ending or "timeout"
 
@@ -87,7 +87,7 @@ def _shorten_wait(editor: RunEditor, name: str, task: TaskRun) -> None:
 
 def _apply_task_timer(editor: RunEditor, name: str, task: TaskRun) -> None:
     if task.state is TaskState.RUNNING:
-        editor.record_fact("timeout", name, task.n)
+        editor.record_timeline_event("timeout", name, task.n)
         editor.set_task_state(name, TaskState.RUNNING)
     elif editor.state is not RunState.RUNNING or editor.ending:
         return
@@ -239,4 +239,4 @@ def _has_startable_task(editor: RunEditor) -> bool:
 def _end_run(editor: RunEditor, state: RunState, kind: str) -> None:
     editor.state = state
     editor.warn_at = None
-    editor.record_fact(kind)
+    editor.record_timeline_event(kind)

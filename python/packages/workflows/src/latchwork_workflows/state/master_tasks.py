@@ -85,7 +85,7 @@ def apply_event(editor: RunEditor, event: ChildPaused | ChildForced | SeenFailed
                 editor.tasks[name].state in DONE or not makes_run_fail(editor, name) for name in editor.plan.rules
             ):
                 editor.state = RunState.SUCCESS
-                editor.record_fact("success")
+                editor.record_timeline_event("success")
         return
     found = _find_master_task(editor, event)
     if found is None:
@@ -123,7 +123,7 @@ def fail_task(editor: RunEditor, name: str) -> None:
     """Mark the task as failed."""
     task = editor.tasks[name]
     request_dependency_cleanup(editor, name)
-    editor.record_fact("failure", name, task.n)
+    editor.record_timeline_event("failure", name, task.n)
     editor.tasks[name] = replace(task.with_state(TaskState.FAILURE), failures=task.failures + 1)
 
 

@@ -72,7 +72,7 @@ FAILED = frozenset({TaskState.FAILURE, TaskState.KILLED})
 AT_WORKERS = frozenset({TaskState.SUBMITTED, TaskState.RUNNING})
 #: Such a task changes its state without a command.
 UNFINISHED = AT_WORKERS | {TaskState.DELAYED, TaskState.READY, TaskState.RETRY_WAIT}
-#: Kind of fact and reason of failure for an attempt that no worker claimed in time.
+#: Kind of timeline event, and reason of failure for an attempt that no worker claimed in time.
 NOT_TAKEN = "not_taken"
 #: Kinds of tasks that the master runs itself.
 LOGICAL = frozenset({"sub_process", "dependent", "conditions", "switch"})
@@ -144,7 +144,7 @@ def build_element_name(base: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AlertRule:
-    """Selects the facts about the runs of a workflow that cause alerts.
+    """Selects the timeline events of a workflow's runs that cause alerts.
 
     Attributes:
         on: Ends of a run that cause an alert: ``none``, ``success``, ``failure``, ``all``.
@@ -166,7 +166,7 @@ class WorkflowPlan:
         on_failure: How the other tasks continue after a task has finally failed.
         timeout_s: Maximum seconds of a run. None: unlimited.
         on_timeout: Action when a run exceeds ``timeout_s``.
-        alerts: Which facts cause alerts. None: no alerts.
+        alerts: Which timeline events cause alerts. None: no alerts.
     """
 
     rules: Mapping[str, TaskRule]
@@ -279,8 +279,8 @@ class TaskRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """An event of a run or a task that may cause an alert, such as a failure or a retry.
+class TimelineEvent:
+    """An event that the timeline of a run shows and that may cause an alert, such as a failure or a retry.
 
     Attributes:
         kind: ``success``, ``failure``, ``stopped``, ``paused``, ``timeout``, ``failover``, ``retry``, or ``not_taken``:
@@ -322,7 +322,7 @@ class WorkflowRun:
         warn_at: When the run exceeds its time limit. None: no limit, or already reported.
         dry: Every task succeeds without running.
         fresh: Every task runs, even if a cached result exists.
-        facts: Facts of the event that led to this state.
+        timeline_events: What happened in the change that led to this state.
         calls: Actions requested for the tasks that the master runs itself.
     """
 
@@ -333,7 +333,7 @@ class WorkflowRun:
     warn_at: float | None = None
     dry: bool = False
     fresh: bool = False
-    facts: tuple[Fact, ...] = ()
+    timeline_events: tuple[TimelineEvent, ...] = ()
     calls: tuple[Call, ...] = ()
 
     @property
@@ -389,7 +389,7 @@ class RunEditor:
         self.warn_at = run.warn_at
         self.dry = run.dry
         self.fresh = run.fresh
-        self.facts: list[Fact] = []
+        self.timeline_events: list[TimelineEvent] = []
         self.calls: dict[Call, None] = {}
 
     def set_task_state(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
@@ -420,15 +420,15 @@ class RunEditor:
         task = self.tasks.get(name)
         return task if task is not None and task.n == n and self.round == round_number else None
 
-    def record_fact(self, kind: str, task: str = "", n: int = 0) -> None:
+    def record_timeline_event(self, kind: str, task: str = "", n: int = 0) -> None:
         """Record something that happened and may cause an alert.
 
         Args:
-            kind: See ``Fact``.
+            kind: As in ``TimelineEvent``.
             task: Name of the task. Empty for the run itself.
             n: Number of the attempt. 0 for the run itself.
         """
-        self.facts.append(Fact(kind, task, n))
+        self.timeline_events.append(TimelineEvent(kind, task, n))
 
     def request_call(self, kind: str, task: str) -> None:
         """Request an action that the master does itself for a task, such as starting a child run.
@@ -459,6 +459,6 @@ class RunEditor:
             warn_at=self.warn_at,
             dry=self.dry,
             fresh=self.fresh,
-            facts=tuple(self.facts),
+            timeline_events=tuple(self.timeline_events),
             calls=tuple(self.calls),
         )
