@@ -72,7 +72,7 @@ class ShardTools:
         poll_s: Seconds between two polls for commands without a notification.
         on_database_answer: Called after each iteration with whether the database answered.
         now: Returns seconds since the epoch.
-        trouble: Logs failed turns of all shards.
+        trouble: Logs failed iterations of all shards.
     """
 
     database: Database
@@ -199,18 +199,18 @@ class ShardLoop:
         if self._needs_repair and self._is_known:
             self._drop_orphans()
         self._isolates_runs = False
-        self._record_turn()
+        self._record_iteration()
         if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.iterations += 1
         is_more = found.is_full or (written is not None and written.more)
         return 0.0 if is_more or self._is_busy or self._needs_repair else self._compute_wait_s(now)
 
-    def _record_turn(self) -> None:
-        """Record that a turn has ended, and whether its items could be put into the work queue."""
+    def _record_iteration(self) -> None:
+        """Record that an iteration has ended, and whether its items could be put into the work queue."""
         trouble, error = self._tools.trouble, self._dispatcher.put_error
         if error is not None and self._cache.to_put:
-            trouble.record_failure(error, "shard %d puts its items in the next turn", self._id, item=self._id)
+            trouble.record_failure(error, "shard %d queues its items in the next iteration", self._id, item=self._id)
         else:
             trouble.record_success("all shards of master %s work again", self._tools.node, item=self._id)
 
