@@ -17,7 +17,7 @@ DEFECTS = (
         "Lock",
         "a ticket whose answer was lost is not taken over",
         "primitives/fair/tickets.py",
-        "            found = await self._find_or_abandon(nonce, session)\n",
+        "            found = await self._find_or_delete_later(nonce, session)\n",
         "            found = None\n",
         id_of("primitives/lock", "an_acquire_with_a_lost_answer_queues_exactly_once", on="memory-applied"),
     ),
@@ -86,12 +86,12 @@ DEFECTS = (
         "ReadWriteLock",
         "a downgrade is written before its holder stops being the writer",
         "primitives/fair/rwlock.py",
-        "        await self.transfer_hold(hold)  # first: others may read as soon as this is written\n"
+        "        await self.move_to_other_mode(held)  # first: others may read as soon as this is written\n"
         "        try:\n"
-        "            await ask(self._store.commit, [hold.position.fence], [Put(ticket.key, shared)])\n",
+        "            await ask(self._store.commit, [held.position.fence], [Put(ticket.key, shared)])\n",
         "        try:\n"
-        "            await ask(self._store.commit, [hold.position.fence], [Put(ticket.key, shared)])\n"
-        "            await self.transfer_hold(hold)\n",
+        "            await ask(self._store.commit, [held.position.fence], [Put(ticket.key, shared)])\n"
+        "            await self.move_to_other_mode(held)\n",
         id_of("trials/schedules/rwlock", "a_downgraded_writer_says_so_before_anybody_else_can_read"),
     ),
     Defect(

@@ -39,7 +39,7 @@ def test_campaigns_are_won_in_the_order_of_their_arrival(election, in_thread, ev
         terms[-1].resign()
         terms.append(each.outcome())
         assert elections[0].leader().node_id == terms[-1]._election.node_id
-    tokens = [term._campaign_lock._require_hold().position.fence.token for term in terms[-1:]]
+    tokens = [term._campaign_lock._require_held_lock().position.fence.token for term in terms[-1:]]
     assert tokens[0] > 0
     assert [term.is_leader for term in terms] == [False, False, False, True]
 
@@ -59,7 +59,7 @@ def test_the_leaders_value_is_seen_and_changed_without_an_election(election, sto
 def test_a_proclamation_after_the_term_is_refused_and_changes_nothing(election, in_thread, eventually):
     mine, other = election("n1"), election("n2")
     term = mine.campaign(b"old")
-    place = term._campaign_lock._require_hold().position
+    place = term._campaign_lock._require_held_lock().position
     waiting = in_thread(lambda: other.campaign(b"new", timeout_s=30.0))
     eventually(lambda: len(mine.candidates()) == 2)
     term._campaign_lock._store.delete(

@@ -42,7 +42,7 @@ PARTS = {
     "list_groups": "Group",
 }
 #: For the parts of this package among themselves.
-OURS = {"abandon", "acquire_unless_stopped", "close_in_background", "on_hold_lost", "release_acquisition"}
+OURS = {"abandon", "acquire_unless_stopped", "close_in_background", "on_held_lock_lost", "release_acquisition"}
 PRIMITIVES = sorted(set(primitives.__all__) - set(PARTS))
 
 

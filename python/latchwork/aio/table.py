@@ -27,7 +27,7 @@ class Row:
     hidden: tuple[str, ...] = ()
 
 
-_HOLDS = ("abandon", "error", "on_hold_lost", "release_acquisition")
+_HOLDS = ("abandon", "error", "on_held_lock_lost", "release_acquisition")
 
 ROWS = (
     Row(
@@ -55,12 +55,12 @@ ROWS = (
     Row(
         ModeLock,
         hidden=(
-            "add_hold",
+            "add_held_lock",
             "downgrade",
-            "held_by_this_thread",
-            "receive_hold",
-            "remove_hold",
-            "transfer_hold",
+            "find_lock_of_thread",
+            "take_from_other_mode",
+            "remove_held_lock",
+            "move_to_other_mode",
             *_HOLDS,
         ),
     ),

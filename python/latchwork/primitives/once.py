@@ -196,12 +196,16 @@ class Once(Closable):
 
     @blocking
     async def runner(self) -> Ticket | None:
-        """Return the ticket of the client that is running the function, or None."""
+        """Return the client that is running the function, as its ``Ticket`` in the queue describes it, or None."""
         return next(iter(await self._queue.tickets()), None)
 
     @blocking
     async def waiters(self) -> list[Ticket]:
-        """Return the tickets of the clients that wait for the outcome, in order."""
+        """Return the clients that wait for the outcome, in the order in which they would run the function.
+
+        Returns:
+            One ``Ticket`` per client, which describes the client.
+        """
         return (await self._queue.tickets())[1:]
 
     @blocking
@@ -260,7 +264,9 @@ class Once(Closable):
         with closing(Waiter(self._store, position.session)) as waiter:
             starts = await waiter.keep_trying(lambda: self._count_start(position), deadline)
         if starts > self._most:
-            return await self._record(position, self._failure("", f"whoever ran it vanished, {self._most} times"))
+            return await self._store_outcome(
+                position, self._failure("", f"whoever ran it vanished, {self._most} times")
+            )
         while True:
             entry = await self._run_function(fn, position) or await self._wait_after_stop(position)
             if entry is not None:
@@ -287,14 +293,14 @@ class Once(Closable):
             raise TypeError(str(error)) from None
         except Exception as error:
             failure = self._failure(type(error).__name__, message(error))
-            entry = await self._record(position, failure)
+            entry = await self._store_outcome(position, failure)
             if entry.value != failure:  # our session had ended: others have run it meanwhile, and theirs counts
                 return entry
             told = f"{self._what} has failed here: {reason(error)}; reset it to run it again"
             raise OnceFailed(told) from error
         finally:
             ownership.end()
-        return await self._record(position, self._encode_outcome({"ok": True}, value))
+        return await self._store_outcome(position, self._encode_outcome({"ok": True}, value))
 
     async def _wait_after_stop(self, position: QueuePosition) -> Entry | None:
         """After the function was stopped, wait until our session was renewed or has ended.
@@ -376,11 +382,11 @@ class Once(Closable):
             with suppress(LatchworkError):  # it counts, and that is all
                 await ask(self._store.commit, [position.fence, At(entry)], [less])
 
-    async def _record(self, position: QueuePosition, body: bytes) -> Entry:
-        """Store an outcome if there is none yet. Return the entry of the stored outcome.
+    async def _store_outcome(self, position: QueuePosition, body: bytes) -> Entry:
+        """Store the outcome of the function, unless an outcome is stored already. Return the stored entry.
 
         Args:
-            position: Our position in the queue, which is the first one.
+            position: Our position in the queue. We must be first.
             body: The encoded outcome.
         """
         deadline = Deadline(self._store.clock, _RECORD_S)

@@ -41,11 +41,11 @@ _NEEDED = re.compile(r"arrived-|dead/|partitions/[^/]+/items/")
 
 @blocking
 async def forget(store: Store, name: str) -> int:
-    """Remove the stored records of a primitive that is no longer used.
+    """Delete all stored keys of a primitive that is no longer used, such as a lock, a counter or a queue.
 
     Works for every primitive, and for several that share a name. If a client begins to use the name at the same time,
     it starts with new state: a counter at 0, a group with its first view, a semaphore with the size that it was given.
-    Other keys and names below this one stay, and so do the numbers of sequential keys.
+    Other keys below the name stay. The counters of sequential keys stay too, so that their numbers never repeat.
 
     Args:
         store: The store, or a namespace of it.
@@ -73,9 +73,7 @@ async def forget(store: Store, name: str) -> int:
 
 
 async def _list_records(store: Store, name: str) -> list[Entry]:
-    """Return the entries of a primitive directly below its name, and the entry of the number stored at the name
-    itself.
-    """
+    """Return the entries of a primitive one level below its name, and that of the counter stored at the name itself."""
     direct = await ask(store.list, name)
     rests = {entry.key: entry.key[len(name) + 1 :] for entry in direct}
     found = [

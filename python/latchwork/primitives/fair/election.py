@@ -297,8 +297,8 @@ class _CampaignLock(SessionLock):
 
     async def proclaim(self, value: bytes) -> None:
         check_bytes(value, f"the value of {self.what}")
-        position = self._require_hold().position
-        body = {**read_object(position.ticket.value), **_encode_value(value)}
+        position = self._require_held_lock().position
+        body = {**read_object(position.ticket.value), **_encode_leader_value(value)}
         try:
             await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
         except Conflict as error:
@@ -327,11 +327,11 @@ class _CampaignLock(SessionLock):
             self._on_over(self)
 
     async def _acquire_ticket(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        return await wait_for_turn(self._queue, waiter, deadline, body=_encode_value(self._value))
+        return await wait_for_turn(self._queue, waiter, deadline, body=_encode_leader_value(self._value))
 
 
-def _encode_value(value: bytes) -> dict[str, object]:
-    """Return the fields of a ticket that store a leader's value. A value that is text is stored as readable text."""
+def _encode_leader_value(value: bytes) -> dict[str, object]:
+    """Encode the public value of a leader as JSON fields of its ticket. A value in UTF-8 remains readable text."""
     try:
         return {"value": value.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:

@@ -31,7 +31,7 @@ from latchwork.primitives.fair.tickets import (
     any_ticket_blocks,
     await_turn,
     is_ticket,
-    wait_until_gone,
+    wait_until_ticket_gone,
 )
 from latchwork.primitives.waiting.arguments import check_name, check_node_id
 from latchwork.primitives.waiting.closable import Closable
@@ -114,10 +114,10 @@ class LeaderLatch(OwnershipHolder, Participant):
             await self._ended(leaving)
 
     def _start_unless_leaving(self) -> Background | None:
-        """Start the background thread if it is not running.
+        """Start the background thread, unless an earlier one is still leaving the queue.
 
         Returns:
-            The earlier thread if it is still leaving the queue; the caller waits for it. Otherwise None.
+            The earlier thread. The caller waits for its end and calls this again. None if a thread is now running.
         """
         with self._changed.mutex:
             self._check_open()
@@ -158,7 +158,7 @@ class LeaderLatch(OwnershipHolder, Participant):
         try:
             try:
                 if is_first and await self._announcer.wait_until_delivered(self._store.clock, 0.0):
-                    await self._delete_ticket_early()
+                    await self._try_delete_ticket()
             finally:
                 self._wake.set()
                 if waiter is not None:
@@ -193,8 +193,8 @@ class LeaderLatch(OwnershipHolder, Participant):
         if background is None or not background.is_alive:
             Background(self._leave, f"latchwork-{self._name}")
 
-    async def _delete_ticket_early(self) -> None:
-        """Delete the ticket now, so that the background thread need not do so. It retries after an error."""
+    async def _try_delete_ticket(self) -> None:
+        """Try to delete the ticket at once. After an error, the background thread deletes it when it ends."""
         position = self._position
         if position is None:
             return
@@ -270,24 +270,30 @@ class LeaderLatch(OwnershipHolder, Participant):
             LatchworkError: The call is inside a callback, and we do not lead.
         """
         return await self._wait_until(
-            self._check_leadership, timeout_s, self._what, partial(self._wait_error, timeout_s)
+            self._poll_leadership, timeout_s, self._what, partial(self._wait_error, timeout_s)
         )
 
     def _wait_error(self, timeout_s: float | None) -> WaitTimeout:
         return WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s")
 
-    def _check_restartable(self) -> Fence | None:
-        """Return the fence if we lead, otherwise None. Raise an error if this latch can never lead again.
+    def _poll_leadership_across_restarts(self) -> Fence | None:
+        """Return the fence if we lead, otherwise None. For a wait that continues if the latch leaves and starts again.
 
-        Unlike ``_check_leadership``, do not raise an error if the latch has left and may be started again.
+        Raises:
+            LatchworkError: This latch can never lead again.
         """
         session = self._session
         if session is None or session.state == "closed" or self._closed or self._error is not None:
-            return self._check_leadership()
+            return self._poll_leadership()
         leadership = self._leadership
         return leadership.fence if leadership is not None and leadership.remaining_s() > 0.0 else None
 
-    def _check_leadership(self) -> Fence | None:
+    def _poll_leadership(self) -> Fence | None:
+        """Return the fence if we lead, otherwise None.
+
+        Raises:
+            LatchworkError: This latch is not a candidate.
+        """
         leadership = self._leadership
         if leadership is not None and leadership.remaining_s() > 0.0:
             return leadership.fence
@@ -316,10 +322,14 @@ class LeaderLatch(OwnershipHolder, Participant):
             Exception: ``fn`` raised it.
         """
         check_function(fn, self._what)
-        self._check_leadership()
+        self._poll_leadership()
         while True:
             await self._wait_until(
-                self._check_restartable, timeout_s, self._what, partial(self._wait_error, timeout_s), poll_s=1.0
+                self._poll_leadership_across_restarts,
+                timeout_s,
+                self._what,
+                partial(self._wait_error, timeout_s),
+                poll_s=1.0,
             )
             try:
                 work = self.guard_work(margin_s)
@@ -406,7 +416,7 @@ class LeaderLatch(OwnershipHolder, Participant):
             self._dispatcher.close()
 
     async def _participate(self, backoff: Backoff) -> None:
-        """Queue and lead, until the ticket is lost or this candidate leaves.
+        """Wait in the queue of candidates, and lead when it is our turn, until our ticket is lost or we leave.
 
         Args:
             backoff: Delays between retries. Reset after an election.
@@ -424,7 +434,7 @@ class LeaderLatch(OwnershipHolder, Participant):
                         self._lead(position)
                         await self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
                         if (
-                            await wait_until_gone(position.ticket.key, any_ticket_blocks, waiter, forever)
+                            await wait_until_ticket_gone(position.ticket.key, any_ticket_blocks, waiter, forever)
                             and not self._leaving
                         ):
                             raise self._queue.build_lost_error(position)
@@ -509,7 +519,7 @@ class _PublicBody(Struct, frozen=True):
     encoding: str = ""
 
 
-_TOLD: Decoder[_PublicBody] = Decoder(_PublicBody, "what a candidate says")
+_PUBLIC_BODY: Decoder[_PublicBody] = Decoder(_PublicBody, "what a candidate says")
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,7 +543,7 @@ class Leader:
     @classmethod
     def from_ticket(cls, ticket: Ticket) -> Leader:
         """Return the leader or candidate that a ticket describes."""
-        return cls(ticket.label, _read_value(ticket.value), ticket.key, ticket.token, ticket.session_id)
+        return cls(ticket.label, _decode_leader_value(ticket.value), ticket.key, ticket.token, ticket.session_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,9 +625,9 @@ class Observer(Closable):
                 self._tickets[change.key] = Leader.from_ticket(Ticket.from_entry(change.entry))
 
 
-def _read_value(value: bytes) -> bytes:
-    told = _TOLD.find(value) or _PublicBody()
+def _decode_leader_value(value: bytes) -> bytes:
+    body = _PUBLIC_BODY.find(value) or _PublicBody()
     try:
-        return base64.b64decode(told.value) if told.encoding == "base64" else told.value.encode()
+        return base64.b64decode(body.value) if body.encoding == "base64" else body.value.encode()
     except ValueError:
         return b""  # as of a ticket that cannot be read

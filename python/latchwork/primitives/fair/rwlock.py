@@ -14,9 +14,9 @@ from typing import Literal
 from latchwork._base.decoding import encode, read_object
 from latchwork._base.validation import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.primitives.fair.session_lock import Hold, SessionLock
+from latchwork.primitives.fair.session_lock import HeldSessionLock, SessionLock
 from latchwork.primitives.fair.tickets import (
-    Blocks,
+    BlockingFilter,
     QueuePosition,
     Ticket,
     TicketQueue,
@@ -149,89 +149,94 @@ class ModeLock(SessionLock):
     ) -> None:
         super().__init__(store, f"{queue.what} ({mode})", queue, session=session, reentrant=reentrant)
         self._mode = mode
-        self._blocks: Blocks = any_ticket_blocks if mode == "write" else lambda ticket: not is_reader(ticket)
+        self._is_blocking: BlockingFilter = (
+            any_ticket_blocks if mode == "write" else lambda ticket: not is_reader(ticket)
+        )
 
     async def downgrade(self) -> Fence:
         """Change this thread's write lock to a read lock; see ``ReadWriteLock.downgrade``."""
         self._home.check()
-        hold = self._hold_of_thread()
-        if hold is None or not hold.is_held:
+        held = self._find_lock_of_thread()
+        if held is None or not held.is_held:
             raise LockLost(f"{self.what} is not held by this thread; acquire it before the downgrade")
-        if len(hold.acquisitions) > 1:
+        if len(held.acquisitions) > 1:
             raise LatchworkError(
-                f"{self.what} is held {len(hold.acquisitions)} times by this thread; release all but one"
+                f"{self.what} is held {len(held.acquisitions)} times by this thread; release all but one"
             )
-        ticket = hold.position.ticket
+        ticket = held.position.ticket
         shared = encode({**read_object(ticket.value), "mode": "read"})
-        await self.transfer_hold(hold)  # first: others may read as soon as this is written
+        await self.move_to_other_mode(held)  # first: others may read as soon as this is written
         try:
-            await ask(self._store.commit, [hold.position.fence], [Put(ticket.key, shared)])
+            await ask(self._store.commit, [held.position.fence], [Put(ticket.key, shared)])
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case
             _log.warning("%s: other readers may have to wait until it is released: %s", self.what, error)
         except LatchworkError as error:
-            await self.other.transfer_hold(hold)
+            await self.other.move_to_other_mode(held)
             if isinstance(error, Conflict):
                 raise LockLost(f"{self.what} was lost before the downgrade; stop what it protected") from error
             raise
-        return hold.position.fence
+        return held.position.fence
 
-    async def transfer_hold(self, hold: Hold) -> None:
-        """Turn a held lock of this thread into one of the other mode, for a downgrade or to undo a downgrade.
+    async def move_to_other_mode(self, held: HeldSessionLock) -> None:
+        """Convert a held lock of this thread to the other mode. A downgrade does so, and undoes it after an error.
+
+        Only the records of this process change. The caller changes the stored ticket.
 
         Args:
-            hold: The held lock.
+            held: The held lock.
 
         Raises:
             Closed: The lock was closed and released.
         """
         with self._lock:
-            if hold.released.is_set():
+            if held.released.is_set():
                 raise Closed(f"{self.what} was closed and released; create another one")
-        await self.other.receive_hold(hold)
+        await self.other.take_from_other_mode(held)
 
-    async def receive_hold(self, hold: Hold) -> None:
-        """Take over a held lock from the other mode, in the same thread.
+    async def take_from_other_mode(self, held: HeldSessionLock) -> None:
+        """Record that this thread now holds a lock in this mode that it held in the other mode.
 
         Args:
-            hold: The held lock.
+            held: The held lock.
 
         Raises:
             Closed: The lock was closed and released.
         """
-        hold.owner = self
-        self._record_hold(hold)
+        held.owner = self
+        self._record_mode_change(held)
         if self._waits.is_closed:
-            await self._release_hold(hold)
+            await self._release_held_lock(held)
             raise Closed(f"{self.what} was closed and released; create another one")
 
-    def _record_hold(self, hold: Hold) -> None:
-        """Record a held lock under this mode, and remove it from the other mode. If the thread is interrupted in
-        between, the lock is recorded under both modes, which is harmless.
+    def _record_mode_change(self, held: HeldSessionLock) -> None:
+        """Record a held lock under the mode that now owns it, and remove it from the other mode.
+
+        An interrupt in between leaves it recorded under both modes, which is harmless.
 
         Args:
-            hold: The held lock.
+            held: The held lock.
         """
-        owner = hold.owner
+        owner = held.owner
         assert isinstance(owner, ModeLock)
-        if not hold.released.is_set():
-            owner.add_hold(hold)
-        owner.other.remove_hold(hold)
+        if not held.released.is_set():
+            owner.add_held_lock(held)
+        owner.other.remove_held_lock(held)
 
-    def add_hold(self, hold: Hold) -> None:
-        """Record that this thread holds the lock in this mode."""
-        self.remove_hold(hold)
+    def add_held_lock(self, held: HeldSessionLock) -> None:
+        """Add a lock to those that this thread holds in this mode."""
+        self.remove_held_lock(held)
         with self._lock:
-            self._holds.append(hold)
-        self._push(hold)
+            self._held.append(held)
+        self._push(held)
 
-    def remove_hold(self, hold: Hold) -> None:
-        """Record that this thread no longer holds the lock in this mode."""
+    def remove_held_lock(self, held: HeldSessionLock) -> None:
+        """Remove a lock from those that this thread holds in this mode."""
         with self._lock:
-            self._holds = [each for each in self._holds if each is not hold]
-        self._mine.values["stack"] = [each for each in self._holds_of_thread() if each is not hold]
+            self._held = [each for each in self._held if each is not held]
+        self._mine.values["stack"] = [each for each in self._list_locks_of_thread() if each is not held]
 
     def _check_acquirable(self) -> None:
-        theirs = self.other.find_own_hold()
+        theirs = self.other.find_lock_of_thread()
         if theirs is None or not theirs.is_held:
             return
         if self._mode == "write":
@@ -241,9 +246,11 @@ class ModeLock(SessionLock):
             )
         raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
 
-    def find_own_hold(self) -> Hold | None:
+    def find_lock_of_thread(self) -> HeldSessionLock | None:
         """Return the lock that this thread acquired last in this mode and still holds. None if it holds none."""
-        return self._hold_of_thread()
+        return self._find_lock_of_thread()
 
     async def _acquire_ticket(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        return await wait_for_turn(self._queue, waiter, deadline, blocks=self._blocks, body={"mode": self._mode})
+        return await wait_for_turn(
+            self._queue, waiter, deadline, is_blocking=self._is_blocking, body={"mode": self._mode}
+        )

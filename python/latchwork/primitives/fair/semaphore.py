@@ -91,8 +91,10 @@ class Semaphore(SessionLock):
 
     @blocking
     async def holders(self) -> list[Ticket]:
-        """Return the tickets of the clients that hold leases, read from the store, in the order in which they got
-        them.
+        """Return the clients that hold the semaphore now, oldest first. Read from the store.
+
+        Returns:
+            One ``Ticket`` per held lease, which describes the client.
         """
         entries = await ask(self._store.list, self._leases)
         return sort_tickets(Ticket.from_entry(entry) for entry in entries if _is_lease(entry))

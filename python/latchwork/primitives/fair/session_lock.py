@@ -29,15 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 class Acquisition:
-    """One call of ``acquire``. A thread that acquires a reentrant lock again gets another acquisition of the same
-    hold.
+    """One call of ``acquire``, until its release. A thread that acquires a reentrant lock several times has several
+    acquisitions of one held lock.
     """
 
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
+    def __init__(self, held: HeldSessionLock) -> None:
+        self.held = held
 
 
-class Hold:
+class HeldSessionLock:
     """A lock that this process holds, from its acquisition to its release.
 
     Args:
@@ -49,7 +49,7 @@ class Hold:
         position: Its ticket or lease, with session and fence.
         owner: The lock object.
         waiter: The waiter that acquired it. Its watch is closed after the release.
-        ownership: The proof of ownership for work that depends on the lock.
+        ownership: The ownership of the lock. Work that depends on the lock registers with it, to be stopped at its end.
         acquisitions: The acquisitions of its thread that were not released, newest last.
         released: Set when it is released or closed.
     """
@@ -82,7 +82,7 @@ class SessionLock(OwnershipHolder):
         queue: The tickets of the lock.
         session: The session of the tickets. None uses the store's primary session.
         reentrant: Whether a thread that holds the lock may acquire it again.
-        allow_several: Whether a thread may hold the lock several times, and must release each hold separately.
+        allow_several: Whether a thread may hold the lock several times, each with its own ticket and release.
     """
 
     #: The error to raise when it is not held any more.
@@ -107,7 +107,7 @@ class SessionLock(OwnershipHolder):
         self._reentrant = reentrant
         self._allows_several = allow_several
         self._lock = mutex()
-        self._holds: list[Hold] = []
+        self._held: list[HeldSessionLock] = []
         self._mine = PerCaller()
         self._listeners: dict[object, Callable[[], None]] = {}
 
@@ -117,19 +117,19 @@ class SessionLock(OwnershipHolder):
     @blocking
     async def __enter__(self) -> Fence:
         acquisition = await self._acquire(None)
-        self._acquisitions_of_with_blocks().append(acquisition)
-        return acquisition.hold.position.fence
+        self._list_entered_acquisitions().append(acquisition)
+        return acquisition.held.position.fence
 
     @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        entered = self._acquisitions_of_with_blocks()
+        entered = self._list_entered_acquisitions()
         acquisition = (
-            entered.pop() if entered else self._hold_to_release().acquisitions[-1]
+            entered.pop() if entered else self._find_lock_to_release().acquisitions[-1]
         )  # a with that ends in another thread
-        if acquisition.hold.released.is_set():
+        if acquisition.held.released.is_set():
             return  # released inside the block, or closed
         try:
-            await acquisition.hold.owner.release_acquisition(acquisition)
+            await acquisition.held.owner.release_acquisition(acquisition)
         except (OwnershipLost, ForkedProcess) as error:
             if exc_type is None:
                 raise
@@ -157,7 +157,7 @@ class SessionLock(OwnershipHolder):
         Source:
             docs/design/locks.md.
         """
-        return (await self._acquire(timeout_s)).hold.position.fence
+        return (await self._acquire(timeout_s)).held.position.fence
 
     @shielded
     async def release(self) -> None:
@@ -171,7 +171,7 @@ class SessionLock(OwnershipHolder):
             LatchworkError: This thread holds nothing, and several others do.
         """
         self._home.check()
-        await self.release_acquisition(self._hold_to_release().acquisitions[-1])
+        await self.release_acquisition(self._find_lock_to_release().acquisitions[-1])
 
     @shielded
     async def close(self) -> None:
@@ -182,22 +182,25 @@ class SessionLock(OwnershipHolder):
             return
         self._waits.close()
         with self._lock:
-            holds = list(self._holds)
+            held_locks = list(self._held)
         try:
-            for hold in holds:
-                await self._release_hold(hold)
+            for held in held_locks:
+                await self._release_held_lock(held)
         except BaseException:
             self.abandon()
             raise
 
     @property
     def fence(self) -> Fence:
-        """The fence of the lock that this thread acquired last, or that of another thread if this one holds nothing.
+        """The check that the lock is still held, for the transactions of writes that depend on it.
+
+        If this thread holds the lock, it is the fence of its last acquisition. Otherwise it is that of another thread
+        of this process, which may have passed its work to this one.
 
         Raises:
             LockLost: The lock has expired, or is not held.
         """
-        return self._require_hold().position.fence
+        return self._require_held_lock().position.fence
 
     @property
     def is_held(self) -> bool:
@@ -212,16 +215,16 @@ class SessionLock(OwnershipHolder):
         """
         if self._home.is_foreign:
             return make_lost_signal()
-        hold = self._current_hold()
-        return hold.ownership.lost if hold is not None else Signal()
+        held = self._find_current_lock()
+        return held.ownership.lost if held is not None else Signal()
 
     def remaining_s(self) -> float:
         """Return for how many seconds the lock is certainly held without a further renewal. Performs no I/O.
 
         The result is 0 if the lock is not held.
         """
-        hold = self._current_hold()
-        return hold.remaining_s() if hold is not None else 0.0
+        held = self._find_current_lock()
+        return held.remaining_s() if held is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` when the lock is lost or its session is closed, but not when it is released.
@@ -252,7 +255,7 @@ class SessionLock(OwnershipHolder):
 
     async def _acquire(self, timeout_s: float | None) -> Acquisition:
         self._home.check()
-        again = self._reentrant_hold()
+        again = self._find_lock_to_reenter()
         if again is not None:
             acquisition = Acquisition(again)
             again.acquisitions.append(acquisition)
@@ -265,20 +268,21 @@ class SessionLock(OwnershipHolder):
                 raise WaitTimeout(await self._timeout_message(timeout_s))
             return (await self._on_acquired(position, waiter)).acquisitions[0]
 
-    def _reentrant_hold(self) -> Hold | None:
-        """Return what this thread holds already, if it may acquire the lock again. None if a new acquisition is needed.
+    def _find_lock_to_reenter(self) -> HeldSessionLock | None:
+        """Return the held lock that this thread can acquire again without a request. None if it must join the queue.
 
         Raises:
             LatchworkError: This thread holds the lock, and the lock is not reentrant.
+            OwnershipLost: This thread has lost the lock and has not released it yet.
         """
-        hold = self._hold_of_thread()
-        if hold is None or self._allows_several:
+        held = self._find_lock_of_thread()
+        if held is None or self._allows_several:
             return None
         if self._reentrant:
-            if not hold.is_held:
+            if not held.is_held:
                 raise self.error(f"{self.what} was lost since this thread acquired it; release it, then acquire again")
-            return hold
-        if hold.is_held:
+            return held
+        if held.is_held:
             raise LatchworkError(f"{self.what} is already held by this thread; release it first")
         return None
 
@@ -289,23 +293,23 @@ class SessionLock(OwnershipHolder):
     async def _describe_holders(self) -> str:
         return await self._queue.describe_first()
 
-    async def _on_acquired(self, position: QueuePosition, waiter: Waiter) -> Hold:
-        hold = Hold(position, self, waiter)
+    async def _on_acquired(self, position: QueuePosition, waiter: Waiter) -> HeldSessionLock:
+        held = HeldSessionLock(position, self, waiter)
         with self._lock:
             surplus = self._waits.is_closed
             if not surplus:
-                self._holds.append(hold)
+                self._held.append(held)
         if surplus:
-            hold.ownership.end()
+            held.ownership.end()
             await self._queue.leave(position)
             raise Closed(f"{self.what} was closed while it was being acquired; create another one")
         waiter.is_kept = True
-        self._push(hold)
-        hold.remove_listener = position.session.on_lost(lambda: hold.owner.on_hold_lost(hold), or_closed=True)
-        if hold.released.is_set():  # closed meanwhile, which could not take the listener back
-            hold.remove_listener()
+        self._push(held)
+        held.remove_listener = position.session.on_lost(lambda: held.owner.on_held_lock_lost(held), or_closed=True)
+        if held.released.is_set():  # closed meanwhile, which could not take the listener back
+            held.remove_listener()
         _log.debug("%s is held by %s with token %d", self.what, position.ticket.key, position.fence.token)
-        return hold
+        return held
 
     # Releasing and losing
 
@@ -316,107 +320,107 @@ class SessionLock(OwnershipHolder):
             LockLost: The lock has expired or was ended by another client.
         """
         self._home.check()
-        hold = acquisition.hold
-        if acquisition not in hold.acquisitions:  # its `with` released inside of the block
-            acquisition = hold.acquisitions[-1]
-        if len(hold.acquisitions) > 1:
-            hold.acquisitions = [each for each in hold.acquisitions if each is not acquisition]
+        held = acquisition.held
+        if acquisition not in held.acquisitions:  # its `with` released inside of the block
+            acquisition = held.acquisitions[-1]
+        if len(held.acquisitions) > 1:
+            held.acquisitions = [each for each in held.acquisitions if each is not acquisition]
             return
-        was_held = hold.is_held
-        was_there = await self._release_hold(hold)
+        was_held = held.is_held
+        was_there = await self._release_held_lock(held)
         if not (was_held and was_there):  # by our own clock, or because a third party ended it on the server
             raise self.error(
                 f"{self.what} had expired before its release; the work that it protected may have been done twice"
             )
 
-    async def _release_hold(self, hold: Hold) -> bool:
+    async def _release_held_lock(self, held: HeldSessionLock) -> bool:
         """Release a held lock in this process and on the server. Return False if it had already ended on the server."""
-        if not self._end_hold_locally(hold):
+        if not self._release_locally(held):
             return True
         try:
-            return await self._queue.leave(hold.position)
+            return await self._queue.leave(held.position)
         finally:
-            hold.waiter.close()  # last: the next one waits for the line above
+            held.waiter.close()  # last: the next one waits for the line above
 
-    def _end_hold_locally(self, hold: Hold) -> bool:
-        """End a held lock in this process only. Return False if it had already ended."""
+    def _release_locally(self, held: HeldSessionLock) -> bool:
+        """Mark a held lock as released in this process, without a request. Return False if it was already released."""
         with self._lock:
-            was_released = hold.released.is_set()
-            hold.released.set()
-            self._holds = [each for each in self._holds if each is not hold]
-        hold.remove_listener()
-        hold.ownership.end()
+            was_released = held.released.is_set()
+            held.released.set()
+            self._held = [each for each in self._held if each is not held]
+        held.remove_listener()
+        held.ownership.end()
         return not was_released
 
     def abandon(self) -> None:
         """Release all locks of this object: in this process now, and on the server in the background."""
         with self._lock:
-            holds = list(self._holds)
-        for hold in holds:
-            if self._end_hold_locally(hold):
-                hold.waiter.close()
-                self._queue.leave_in_background(hold.position)
+            held_locks = list(self._held)
+        for held in held_locks:
+            if self._release_locally(held):
+                held.waiter.close()
+                self._queue.leave_in_background(held.position)
 
-    def on_hold_lost(self, hold: Hold) -> None:
+    def on_held_lock_lost(self, held: HeldSessionLock) -> None:
         """Report that a held lock was lost with its session. Called in a callback thread, after work was asked to
         stop.
         """
-        if hold.released.is_set():
+        if held.released.is_set():
             return  # released just before: nothing was lost
-        session = hold.position.session
+        session = held.position.session
         level, how = (logging.INFO, "was closed") if session.state == "closed" else (logging.WARNING, "is lost")
         _log.log(level, "%s is lost: its session %s %s", self.what, session.id, how)
         call_listeners(list(self._listeners.values()), self.what)
 
-    # Which hold
+    # Which lock
 
-    def _acquisitions_of_with_blocks(self) -> list[Acquisition]:
-        """Return the acquisitions made by the ``with`` blocks that this thread is in, outermost first."""
+    def _list_entered_acquisitions(self) -> list[Acquisition]:
+        """Return the acquisitions of the ``with`` statements of this lock that this thread is in, outermost first."""
         entered: list[Acquisition] = self._mine.values.setdefault("entered", [])
         return entered
 
-    def _push(self, hold: Hold) -> None:
-        self._holds_of_thread().append(hold)
+    def _push(self, held: HeldSessionLock) -> None:
+        self._list_locks_of_thread().append(held)
 
-    def _holds_of_thread(self) -> list[Hold]:
+    def _list_locks_of_thread(self) -> list[HeldSessionLock]:
         """Return the locks that this thread acquired and has not released, newest last."""
         own = self._mine.values
-        stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.released.is_set()]
+        stack: list[HeldSessionLock] = [held for held in own.get("stack", ()) if not held.released.is_set()]
         own["stack"] = stack
         return stack
 
-    def _hold_of_thread(self) -> Hold | None:
-        stack = self._holds_of_thread()
+    def _find_lock_of_thread(self) -> HeldSessionLock | None:
+        stack = self._list_locks_of_thread()
         return stack[-1] if stack else None
 
-    def _current_hold(self) -> Hold | None:
+    def _find_current_lock(self) -> HeldSessionLock | None:
         if self._home.is_foreign:
             return None
-        hold = self._hold_of_thread()
-        if hold is None:
+        held = self._find_lock_of_thread()
+        if held is None:
             with self._lock:
-                hold = self._holds[-1] if self._holds else None
-        return hold
+                held = self._held[-1] if self._held else None
+        return held
 
     def _get_ownership(self) -> Ownership:
-        return self._require_hold().ownership
+        return self._require_held_lock().ownership
 
-    def _require_hold(self) -> Hold:
-        hold = self._current_hold()
-        if hold is None or not hold.is_held:
+    def _require_held_lock(self) -> HeldSessionLock:
+        held = self._find_current_lock()
+        if held is None or not held.is_held:
             raise self.error(f"{self.what} is no longer held by this object; stop the work that it protected")
-        return hold
+        return held
 
-    def _hold_to_release(self) -> Hold:
-        hold = self._hold_of_thread()
-        if hold is not None:
-            return hold
+    def _find_lock_to_release(self) -> HeldSessionLock:
+        held = self._find_lock_of_thread()
+        if held is not None:
+            return held
         with self._lock:
-            holds = list(self._holds)
-        if not holds:
+            held_locks = list(self._held)
+        if not held_locks:
             raise self.error(f"{self.what} is not held by this object; acquire it first")
-        if len(holds) > 1:
+        if len(held_locks) > 1:
             raise LatchworkError(
-                f"{self.what} is not held by this thread; {len(holds)} other threads hold it and must release it"
+                f"{self.what} is not held by this thread; {len(held_locks)} other threads hold it and must release it"
             )
-        return holds[0]
+        return held_locks[0]

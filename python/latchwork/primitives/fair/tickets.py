@@ -1,4 +1,4 @@
-"""A queue of session-bound tickets, which every fair primitive uses.
+"""A queue of clients, which every fair primitive uses. A ticket is the session-bound key of one client in the queue.
 
 Keys:  <name>/t-<nonce>   one per attempt to queue, bound to its owner's session: label, host, PID and fields of the
                           primitive as JSON. ZooKeeper appends a number
@@ -73,7 +73,9 @@ _CREATOR: Decoder[_TicketCreator] = Decoder(_TicketCreator, "a ticket")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A ticket in a queue or a lease of a semaphore, as its owner described itself.
+    """A client that waits in the queue of a primitive or holds it, as it described itself in its stored ticket.
+
+    A ticket is a key that is bound to the client's session. The leases of a semaphore have the same form.
 
     Attributes:
         key: Its key.
@@ -114,8 +116,8 @@ class Ticket:
         return read_object(self.value)
 
 
-#: Which tickets ahead have to be waited for.
-Blocks = Callable[[Ticket], bool]
+#: Returns whether a client must wait for a ticket that is ahead of its own.
+BlockingFilter = Callable[[Ticket], bool]
 
 
 def any_ticket_blocks(_ticket: Ticket) -> bool:
@@ -148,12 +150,12 @@ class QueuePosition:
 
     @property
     def nonce(self) -> str:
-        """The unique text in the name of the ticket."""
+        """The unique text in the name of the ticket, which finds the ticket after a lost answer."""
         return parse_nonce(self.name)
 
 
 @dataclass(slots=True)
-class _Creation:
+class _TicketCreation:
     """The result of a request to create a ticket, for the case that the call is canceled before the answer.
 
     Attributes:
@@ -164,8 +166,12 @@ class _Creation:
     ticket: Entry | None = None
     is_refused: bool = False
 
-    def answered(self, future: Future[OrderedKey]) -> None:
-        """Record the result of the request, which came after the call was canceled."""
+    def on_late_answer(self, future: Future[OrderedKey]) -> None:
+        """Record the result of a request whose call was canceled before the answer.
+
+        Args:
+            future: The future of the request.
+        """
         error = future.exception()
         if error is None:
             self.ticket = future.result().entry
@@ -230,14 +236,16 @@ class TicketQueue:
         Raises:
             OutcomeUnknown: The ticket may appear later, but does not count. Try again.
         """
-        nonce, value, creation = uuid.uuid4().hex, encode({**self.creator, **(more or {})}), _Creation()
+        nonce, value, creation = uuid.uuid4().hex, encode({**self.creator, **(more or {})}), _TicketCreation()
         create, stem = self.store.create_ordered_key, f"{self._name}/{_STEM}"
         older: tuple[str, ...] | None = None
         try:
-            created: OrderedKey = await TrackedWrite(creation.answered, create, stem, nonce, value, session=session)
+            created: OrderedKey = await TrackedWrite(
+                creation.on_late_answer, create, stem, nonce, value, session=session
+            )
             ticket, older = created.entry, created.older
         except OutcomeUnknown:
-            found = await self._find_or_abandon(nonce, session)
+            found = await self._find_or_delete_later(nonce, session)
             if found is None:
                 raise
             ticket = found
@@ -254,12 +262,16 @@ class TicketQueue:
             ticket, session, fence, None if older is None else tuple(filter(is_ticket, older)), is_new=True
         )
 
-    async def _find_or_abandon(self, nonce: str, session: Session) -> Entry | None:
-        """Return the ticket with this unique name. If it is not found, return None, and delete it if it appears later.
+    async def _find_or_delete_later(self, nonce: str, session: Session) -> Entry | None:
+        """Search for a ticket after the answer to its creation was lost.
+
+        If it is not found, the server may still create it. It is then deleted in the background once it appears.
 
         Args:
             nonce: The unique text in the name of the ticket.
             session: The session of the ticket.
+        Returns:
+            The entry of the ticket, or None.
         """
         ticket: Entry | None = None
         try:
@@ -278,23 +290,24 @@ class TicketQueue:
             with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
                 LateTicketRemover.get_for_store(self.store).remove_when_it_appears(self._name, nonce, session)
 
-    async def find_tickets_ahead(self, position: QueuePosition, blocks: Blocks = any_ticket_blocks) -> list[str]:
+    async def find_tickets_ahead(
+        self, position: QueuePosition, is_blocking: BlockingFilter = any_ticket_blocks
+    ) -> list[str]:
         """Return the keys of the tickets ahead of ours that we must wait for, the nearest one last.
 
-        If there are none, it is our turn. Any state of the queue that contains our ticket is sufficient, even an old
-        one: all tickets ahead existed by then, and a deleted ticket never returns. The first call needs no request if
-        ``join`` received the names of the older tickets.
+        If there are none, it is our turn. The result may contain tickets that were deleted a moment ago, but never
+        misses one. The first call needs no request if ``join`` received the names of the older tickets.
 
         Args:
             position: Our position in the queue.
-            blocks: Returns whether we must wait for a ticket ahead.
+            is_blocking: Returns whether we must wait for a ticket ahead.
         Raises:
             SessionLost: The session of our ticket has ended.
             LockLost: Another client deleted our ticket.
         """
         self.raise_if_session_ended(position)
         is_new, position.is_new = position.is_new, False
-        if position.older is not None and (blocks is any_ticket_blocks or not position.older):
+        if position.older is not None and (is_blocking is any_ticket_blocks or not position.older):
             if not is_new:
                 left = await self._get_names_with_ours(position)
                 position.older = tuple(name for name in position.older if name in left)
@@ -307,7 +320,9 @@ class TicketQueue:
         for name in await self._remove_abandoned(position.older):
             del ahead[name]
         return [
-            entry.key for entry in ahead.values() if blocks is any_ticket_blocks or blocks(Ticket.from_entry(entry))
+            entry.key
+            for entry in ahead.values()
+            if is_blocking is any_ticket_blocks or is_blocking(Ticket.from_entry(entry))
         ]
 
     async def _remove_abandoned(self, names: Iterable[str]) -> set[str]:
@@ -333,13 +348,12 @@ class TicketQueue:
                 return entries
         raise self.build_lost_error(position)
 
-    async def are_tickets_gone(
+    async def is_first_by_names(
         self, position: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None
     ) -> bool:
-        """Return whether our ticket exists and all the given tickets ahead of it are deleted.
+        """Return whether our ticket exists and all the given tickets ahead of it are deleted, from the names alone.
 
-        Any state of the queue that contains our ticket is sufficient, even an old one, because a deleted ticket never
-        returns.
+        The names may be stale. A True result is correct in any case, because a deleted ticket never returns.
 
         Args:
             position: Our position in the queue.
@@ -354,7 +368,7 @@ class TicketQueue:
         return position.ticket.key in left and left.isdisjoint(ahead)
 
     async def is_first(self, position: QueuePosition, ahead: Iterable[str]) -> bool:
-        """Return whether our ticket exists and none of the given tickets ahead blocks it.
+        """Return whether our ticket exists and none of the given tickets ahead blocks it. Reads the current tickets.
 
         Args:
             position: Our position in the queue.
@@ -462,7 +476,7 @@ class TicketQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class _ExpectedTicket:
+class _LateTicket:
     """A ticket that may still appear, because the answer to its creation was lost."""
 
     session: Session
@@ -478,7 +492,7 @@ class LateTicketRemover:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = mutex()
-        self._expected: dict[str, dict[str, _ExpectedTicket]] = {}
+        self._late: dict[str, dict[str, _LateTicket]] = {}
 
     @classmethod
     def get_for_store(cls, store: Store) -> LateTicketRemover:
@@ -496,20 +510,20 @@ class LateTicketRemover:
             nonce: The unique text in the name of the ticket.
             session: The session of the ticket.
         """
-        late = _ExpectedTicket(session, self._store.clock.now() + _LATE_S)
+        late = _LateTicket(session, self._store.clock.now() + _LATE_S)
         with self._lock:
-            is_new = queue not in self._expected
-            self._expected.setdefault(queue, {})[nonce] = late
+            is_new = queue not in self._late
+            self._late.setdefault(queue, {})[nonce] = late
         if is_new:
-            self._store.cleanup.add(partial(self._delete_expected, queue, Backoff(longest_s=_CHECK_S)))
+            self._store.cleanup.add(partial(self._delete_late_tickets, queue, Backoff(longest_s=_CHECK_S)))
 
-    async def _delete_expected(self, queue: str, backoff: Backoff) -> float | None:
-        """Read a queue once, and delete the late tickets in it. Runs as a background cleanup.
+    async def _delete_late_tickets(self, queue: str, backoff: Backoff) -> float | None:
+        """Read a queue once, and delete those of its tickets that were created late. Runs as a background cleanup.
 
         Returns:
             Seconds until the next attempt. None if there is nothing left to do.
         """
-        wanted = self._wanted(queue)
+        wanted = self._list_late_nonces(queue)
         if not wanted:
             return None
         try:
@@ -526,22 +540,22 @@ class LateTicketRemover:
             _log.info("%s: looking for a late ticket: %s", queue, error)
         return backoff.next_s()
 
-    def _wanted(self, queue: str) -> set[str]:
+    def _list_late_nonces(self, queue: str) -> set[str]:
         now = self._store.clock.now()
         with self._lock:
             left = {
                 nonce: late
-                for nonce, late in self._expected.pop(queue).items()
+                for nonce, late in self._late.pop(queue).items()
                 if late.until > now and late.session.remaining_s() > 0.0
             }
             if left:
-                self._expected[queue] = left
+                self._late[queue] = left
             return set(left)
 
     def _forget(self, queue: str, *nonces: str) -> None:
         with self._lock:
             for nonce in nonces:
-                self._expected[queue].pop(nonce, None)
+                self._late[queue].pop(nonce, None)
 
 
 def is_ticket(key: str) -> bool:
@@ -550,7 +564,11 @@ def is_ticket(key: str) -> bool:
 
 
 def parse_nonce(name: str) -> str:
-    """Return the unique text in the name of a ticket, or "" for any other name."""
+    """Return the unique text in the name of a ticket, or "" if the name is not that of a ticket.
+
+    Args:
+        name: The last segment of a key, such as ``t-<nonce>``.
+    """
     found = _NAME.match(name)
     return "" if found is None else found[1]
 
@@ -565,7 +583,7 @@ async def wait_for_turn(
     waiter: Waiter,
     deadline: Deadline,
     *,
-    blocks: Blocks = any_ticket_blocks,
+    is_blocking: BlockingFilter = any_ticket_blocks,
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
 ) -> QueuePosition | None:
@@ -575,7 +593,7 @@ async def wait_for_turn(
         queue: The queue to join.
         waiter: The waiting call. Its session is that of the ticket. Canceling it ends the wait.
         deadline: When the wait times out.
-        blocks: Returns whether we must wait for a ticket ahead.
+        is_blocking: Returns whether we must wait for a ticket ahead.
         body: Further fields to store in the ticket.
         on_ahead: Called after each read of the queue with the number of tickets ahead for which we wait.
     Returns:
@@ -585,11 +603,11 @@ async def wait_for_turn(
         LockLost: Another client deleted our ticket while we waited.
         Unavailable, OutcomeUnknown: The server could not be reached in time.
     """
-    if deadline.has_passed and any(map(blocks, await queue.tickets())):
+    if deadline.has_passed and any(map(is_blocking, await queue.tickets())):
         return None  # a single try: do not even queue
     position = await waiter.keep_trying(lambda: queue.join(waiter.session, body), deadline)
     has_turn = False
-    wait = partial(await_turn, queue, position, waiter, deadline, blocks, on_ahead)
+    wait = partial(await_turn, queue, position, waiter, deadline, is_blocking, on_ahead)
     try:
         has_turn = await waiter.keep_trying(wait, deadline)
     finally:
@@ -603,7 +621,7 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
     position: QueuePosition,
     waiter: Waiter,
     deadline: Deadline,
-    blocks: Blocks = any_ticket_blocks,
+    is_blocking: BlockingFilter = any_ticket_blocks,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
     """Wait until it is our turn in a queue that we have joined.
@@ -613,7 +631,7 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
         position: Our position in the queue.
         waiter: The waiting call. Canceling it ends the wait.
         deadline: When the wait times out.
-        blocks: Returns whether we must wait for a ticket ahead.
+        is_blocking: Returns whether we must wait for a ticket ahead.
         on_ahead: Called after each read of the queue with the number of tickets ahead for which we wait.
     Returns:
         False after the timeout or a cancellation.
@@ -626,7 +644,7 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
         position.is_new, has_turn = False, True
         on_ahead(0)
     else:
-        has_turn = await _await_turn(queue, position, waiter, deadline, blocks, on_ahead)
+        has_turn = await _await_turn(queue, position, waiter, deadline, is_blocking, on_ahead)
     queue.raise_if_session_ended(position)
     return has_turn
 
@@ -640,35 +658,35 @@ async def _await_turn(  # noqa: PLR0917 - one caller
     position: QueuePosition,
     waiter: Waiter,
     deadline: Deadline,
-    blocks: Blocks,
+    is_blocking: BlockingFilter,
     on_ahead: Callable[[int], None],
 ) -> bool:
     gone: set[str] = set()  # permanently, though older states of the queue may still show them
     while True:
-        ahead = [key for key in await queue.find_tickets_ahead(position, blocks) if key not in gone]
+        ahead = [key for key in await queue.find_tickets_ahead(position, is_blocking) if key not in gone]
         on_ahead(len(ahead))
         if not ahead:
             return True
         if deadline.has_passed:
             return await queue.is_first(position, ahead)
-        if not await wait_until_gone(ahead[-1], blocks, waiter, deadline, siblings=True):
+        if not await wait_until_ticket_gone(ahead[-1], is_blocking, waiter, deadline, siblings=True):
             return False
         gone.add(ahead[-1])
-        if await queue.are_tickets_gone(position, ahead[:-1], waiter.siblings):
+        if await queue.is_first_by_names(position, ahead[:-1], waiter.siblings):
             on_ahead(0)
             return True
 
 
-async def wait_until_gone(
-    key: str, blocks: Blocks, waiter: Waiter, deadline: Deadline, *, siblings: bool = False
+async def wait_until_ticket_gone(
+    key: str, is_blocking: BlockingFilter, waiter: Waiter, deadline: Deadline, *, siblings: bool = False
 ) -> bool:
-    """Wait until a ticket is deleted, or ``blocks`` returns False for it.
+    """Wait until a ticket is deleted, or ``is_blocking`` returns False for it.
 
-    A ticket without a session counts as deleted, because another program wrote it and it never ends.
+    Do not wait for an entry without a session, because another program wrote it.
 
     Args:
         key: Key of the ticket.
-        blocks: Returns whether we must wait for the ticket.
+        is_blocking: Returns whether we must wait for the ticket.
         waiter: The waiting call. Canceling it ends the wait.
         deadline: When the wait times out.
         siblings: Whether the waiter should receive the names of the other tickets, if the server can send them cheaply.
@@ -678,6 +696,6 @@ async def wait_until_gone(
 
     def has_ended(batch: Batch) -> bool:
         entry = batch[-1].entry if batch else None
-        return entry is None or entry.owner is None or not blocks(Ticket.from_entry(entry))
+        return entry is None or entry.owner is None or not is_blocking(Ticket.from_entry(entry))
 
     return await waiter.watch_until(key, has_ended, deadline, single_key=True, siblings=siblings)

@@ -24,7 +24,7 @@ from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
-from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_gone
+from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_ticket_gone
 from latchwork.primitives.group.view_log import LogHead, ViewChangeStep, ViewLog, ViewState
 from latchwork.primitives.group.views import View, ViewChange, compare_views, parse_member_id
 from latchwork.primitives.waiting.deadline import RANK_DELAY_S, Deadline
@@ -503,7 +503,7 @@ class ViewFollower:
             ahead = await self._follower_queue.find_tickets_ahead(position)
             if not ahead or ahead[-1] == over:  # it is still there: it writes
                 return WriteSchedule(is_writer=not ahead)
-            if not await wait_until_gone(ahead[-1], _is_waiting, waiter, Deadline(self._store.clock, None)):
+            if not await wait_until_ticket_gone(ahead[-1], _is_waiting, waiter, Deadline(self._store.clock, None)):
                 return None
             over = ahead[-1]
         return None

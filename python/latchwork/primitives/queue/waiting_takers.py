@@ -103,7 +103,7 @@ class TakerQueues:
             return self._new_watcher(partition, accept)
         if deadline.has_passed:
             return None
-        position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, blocks=_is_blocking)
+        position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, is_blocking=_is_blocking)
         if position is None:
             return None
         found = False
@@ -137,7 +137,7 @@ class TakerQueues:
         Returns:
             The claims. Empty after the timeout or a cancellation.
         """
-        position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, blocks=_is_blocking)
+        position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, is_blocking=_is_blocking)
         if position is None:
             return []
         claims: list[QueueClaim] = []
@@ -199,7 +199,7 @@ class TakerQueues:
             head = self._pop_kept_waiter(partition)
             if head is None:
                 position = await wait_for_turn(
-                    self.get_ticket_queue(partition), waiter, deadline, blocks=_is_blocking, on_ahead=on_ahead
+                    self.get_ticket_queue(partition), waiter, deadline, is_blocking=_is_blocking, on_ahead=on_ahead
                 )
                 if position is None:
                     return None
