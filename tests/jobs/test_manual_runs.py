@@ -234,7 +234,7 @@ class RefusesManualRuns:
 
     is_refusing = True
 
-    def decide(self, op, keys):
+    def next_fault(self, op, keys):
         is_manual = op == "commit" and any("/manual/" in key for key in keys)
         return Fault("fail") if self.is_refusing and is_manual else None
 

@@ -30,7 +30,7 @@ class Death:
         self.left, self.kind = nth, kind
         self.is_dead = threading.Event()
 
-    def decide(self, op, keys):
+    def next_fault(self, op, keys):
         if self.is_dead.is_set():
             return Fault("fail")
         if op in WRITES and not any("/takers/" in key for key in keys):

@@ -50,7 +50,7 @@ class Reads:
     def __init__(self):
         self.count = Counter()
 
-    def decide(self, op, keys):
+    def next_fault(self, op, keys):
         if op == "get_many":
             self.count.update(key for key in keys if "/results/" in key)
 

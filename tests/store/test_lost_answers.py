@@ -108,7 +108,7 @@ class Losing:
     def is_lost(self):
         return 0 < self._nth <= self._count
 
-    def decide(self, op, keys):
+    def next_fault(self, op, keys):
         with self._lock:
             if not self._nth or op in OF_SESSIONS:
                 return None

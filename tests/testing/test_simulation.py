@@ -258,7 +258,7 @@ def test_going_round_in_circles_is_told():
 
 
 def test_a_thread_that_waits_for_something_real_is_told(monkeypatch):
-    monkeypatch.setattr("latchwork.testing._sim.turns._STUCK_AFTER_S", 0.2)
+    monkeypatch.setattr("latchwork.testing._sim.scheduler._STUCK_AFTER_S", 0.2)
     monkeypatch.setattr("latchwork.testing.simulation._UNWIND_TIMEOUT_S", 0.2)
     read, write = os.pipe()
     try:
@@ -370,7 +370,7 @@ def test_event_loops_wait_in_virtual_time_and_repeat_with_their_seed():
 
     def run(seed):
         with Simulation(seed) as sim:
-            return asyncio.run(main()), sim.points
+            return asyncio.run(main()), sim.switch_points
 
     told, points = run(7)
     assert told == ("told", 60.0)

@@ -72,7 +72,7 @@ class KilledAt:
     def __init__(self, number):
         self.left, self.thread = number, threading.get_ident()
 
-    def decide(self, _op, _keys):
+    def next_fault(self, _op, _keys):
         if threading.get_ident() != self.thread:
             return
         self.left -= 1

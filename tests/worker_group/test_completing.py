@@ -19,7 +19,7 @@ class Between:
     def __init__(self, op, key):
         self.op, self.key, self.fn, self.thread = op, key, None, threading.get_ident()
 
-    def decide(self, op, keys):
+    def next_fault(self, op, keys):
         if self.fn is None or threading.get_ident() != self.thread or op != self.op:
             return
         if any(key.endswith(self.key) for key in keys):

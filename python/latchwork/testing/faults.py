@@ -46,7 +46,7 @@ class FaultyStore(Store):
 
     Args:
         store: Any store, on ``memory://`` or on a real server.
-        plan: A list of faults, or an object that decides about each call, such as ``RandomFaults``.
+        plan: A list of faults, or an object that chooses the fault of each call, such as ``RandomFaults``.
         lag_s: Reads with ``stale_ok`` return the state of this many seconds ago, as on a lagging server. None: no lag.
     """
 
@@ -59,7 +59,7 @@ class FaultyStore(Store):
         self._faulty = FaultyBackend(
             core.backend,
             core.clock,
-            self._decide,
+            self._next_fault,
             call_timeout_s=core.call_timeout_s,
             close_inner=store.take_over(),
             lag_s=lag_s,
@@ -118,10 +118,10 @@ class FaultyStore(Store):
         """
         self._faulty.cut_watches(silent_s)
 
-    def _decide(self, op: str, keys: tuple[str, ...]) -> Fault | None:
+    def _next_fault(self, op: str, keys: tuple[str, ...]) -> Fault | None:
         with self._deciding:
-            fault = self._listed.decide(op, keys)
+            fault = self._listed.next_fault(op, keys)
             if fault is None and self._plan is not None:
-                fault = self._plan.decide(op, keys)
+                fault = self._plan.next_fault(op, keys)
             self._calls_made.append(RecordedCall(len(self._calls_made), op, keys, fault))
             return fault

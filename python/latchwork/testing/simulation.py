@@ -27,7 +27,8 @@ from typing import Any, Self
 from latchwork.backends.embedded.connection import Database
 from latchwork.testing._sim.locks import SimLock, join_for_good, real_start
 from latchwork.testing._sim.order import Order
-from latchwork.testing._sim.stand_ins import installed
+from latchwork.testing._sim.scheduler import SimScheduler
+from latchwork.testing._sim.stand_ins import install_stand_ins
 from latchwork.testing._sim.tasks import (
     Deadlock,
     SimulationError,
@@ -38,7 +39,6 @@ from latchwork.testing._sim.tasks import (
     Unwind,
     hide,
 )
-from latchwork.testing._sim.turns import Turns
 
 __all__ = ["Deadlock", "Simulation", "SimulationError", "ThreadFailed", "ThreadsLeft", "TooLong", "Turn"]
 
@@ -46,18 +46,18 @@ _GRACE_S = 60.0
 _UNWIND_TIMEOUT_S = 10.0
 hide(__file__)
 #: One transaction of the embedded store is one step: no thread is stopped inside it.
-_ONE_STEP = ((Database, "read"), (Database, "write"))
+_ATOMIC_METHODS = ((Database, "read"), (Database, "write"))
 
 
-class Simulation(Turns):
+class Simulation(SimScheduler):
     """A run of threads in virtual time, as a context manager. The thread that enters it is its first thread.
 
     Args:
         seed: Decides which thread runs when, and seeds random numbers and UUIDs. None: each thread runs until it waits,
             in the order of asking.
-        preempt_rate: With a seed, the probability that a thread is preempted at a point, 0 to 1.
-        decisions: The thread to switch to, by point, instead of the seed's choice. The seed and the ``decisions`` of an
-            earlier run repeat it; fewer decisions give a simpler run.
+        preempt_rate: With a seed, the probability that a thread is preempted at a switch point, 0 to 1.
+        decisions: The thread to switch to, by number of the switch point, instead of the seed's choice. The seed and
+            the ``decisions`` of an earlier run repeat it; fewer decisions give a simpler run.
         max_turns: ``TooLong`` is raised after this many thread switches.
         max_time_s: ``TooLong`` is raised after this many virtual seconds.
         allow_leftovers: Accept threads that are still running at the end. They are ended in any case.
@@ -91,11 +91,11 @@ class Simulation(Turns):
         if gc.isenabled():
             gc.disable()  # a collection would run finalizers at an arbitrary time
             self._stack.callback(gc.enable)
-        for owner, name in _ONE_STEP:
-            self._make_one_step(owner, name)
+        for owner, name in _ATOMIC_METHODS:
+            self._make_atomic(owner, name)
         self._stack.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = partial(_tell_unraisable, sys.unraisablehook)
-        self._stack.enter_context(installed(self))
+        sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
+        self._stack.enter_context(install_stand_ins(self))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -161,15 +161,15 @@ class Simulation(Turns):
 
     # Intervening
 
-    def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Schedule a function for a point of the run, for example to freeze or kill a simulated machine. The function
-        must not wait.
+    def schedule_at(self, switch_point: int, fn: Callable[[], None]) -> None:
+        """Call a function at a switch point, for example to freeze or kill a simulated machine.
 
         Args:
-            point: Number of the point; the function is called there or soon after it.
-            fn: The function.
+            switch_point: Number of the switch point, from 1. The function is called there, or at the first one after it
+                at which the running thread holds no lock.
+            fn: The function. It must not wait.
         """
-        self._order.at(point, fn)
+        self._order.schedule_at(switch_point, fn)
 
     def observe(self, fn: Callable[[], None]) -> None:
         """Call a function at each switch between threads. If it raises an exception, the simulation ends.
@@ -210,7 +210,7 @@ class Simulation(Turns):
             if thread is not None:
                 join_for_good(thread)
 
-    def _make_one_step(self, owner: type, name: str) -> None:
+    def _make_atomic(self, owner: type, name: str) -> None:
         """Make a method atomic: prevent switches to other threads inside it, unless its thread must wait.
 
         Args:
@@ -233,12 +233,12 @@ class Simulation(Turns):
         self._stack.callback(setattr, owner, name, original)
 
 
-def _tell_unraisable(tell: Callable[[Any], object], raised: Any) -> None:
-    """Report an exception that could not be raised, unless the end of the simulation has caused it.
+def _report_unraisable(hook: Callable[[Any], object], unraisable: Any) -> None:
+    """Pass an exception to the original ``sys.unraisablehook``, unless the end of the simulation has caused it.
 
     Args:
-        tell: Reports an exception.
-        raised: The exception.
+        hook: The original hook.
+        unraisable: The argument of the hook.
     """
-    if not issubclass(raised.exc_type, Unwind):
-        tell(raised)
+    if not issubclass(unraisable.exc_type, Unwind):
+        hook(unraisable)

@@ -281,9 +281,9 @@ def _arrange(sim: Simulation, trouble: Trouble, actor: Actor) -> None:
                 store.reconnect()
 
     if trouble.kind == "kill":
-        sim.at(trouble.point, kill)
+        sim.schedule_at(trouble.point, kill)
     elif trouble.kind == "freeze":
-        sim.at(trouble.point, lambda: sim.freeze(actor.name, trouble.seconds))
+        sim.schedule_at(trouble.point, lambda: sim.freeze(actor.name, trouble.seconds))
     else:
         sim.spawn(later, name=f"trouble of {actor.name}", node="")
 

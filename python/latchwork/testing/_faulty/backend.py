@@ -31,7 +31,7 @@ from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Decide = Callable[[str, tuple[str, ...]], Fault | None]
+NextFault = Callable[[str, tuple[str, ...]], Fault | None]
 
 _log = logging.getLogger(__name__)
 _NAMES = {Put: "put", Create: "create", Delete: "delete"}
@@ -60,7 +60,7 @@ class FaultyBackend(Backend):
         self,
         inner: Backend,
         clock: Clock,
-        decide: Decide,
+        next_fault: NextFault,
         *,
         call_timeout_s: float,
         close_inner: Callable[[], None],
@@ -68,7 +68,7 @@ class FaultyBackend(Backend):
     ) -> None:
         self._inner = inner
         self._clock = clock
-        self._decide = decide
+        self._next_fault = next_fault
         self._call_timeout_s = call_timeout_s
         self._close_inner = close_inner
         self._lock = threading.Lock()
@@ -202,16 +202,16 @@ class FaultyBackend(Backend):
         for watch in watches:
             watch.open()
 
-    def cut_watches(self, silent_s: float) -> None:
+    def cut_watches(self, pause_s: float) -> None:
         """Break all watches, and start them again later.
 
         Args:
-            silent_s: Seconds until they start again.
+            pause_s: Seconds until they start again.
         """
         with self._lock:
             watches = list(self._watches)
         for watch in watches:
-            watch.break_off(silent_s)
+            watch.interrupt(pause_s)
 
     def expire(self, session_id: str | None) -> Future[None]:
         """End sessions as if they had expired on the server. The client is not notified.
@@ -235,8 +235,10 @@ class FaultyBackend(Backend):
         return self._call("renew", (session.id,), session.renew)
 
     def touch(self, session: BackendSession) -> Future[float]:
-        """Send a touch for a session, unless a fault prevents it. A touch is a cheap request that makes renewals count
-        sooner.
+        """Send the request of ``Touchable.touch`` for a session, unless a fault of ``renew`` prevents it.
+
+        Returns:
+            A future of the local clock time at which the request was sent.
         """
         return self._call("renew", (session.id,), session.touch if isinstance(session, Touchable) else session.renew)
 
@@ -266,7 +268,7 @@ class FaultyBackend(Backend):
 
     def fault_for_event(self, prefix: str) -> Fault | None:
         """Return the fault that the plan has for an event of a watch, or None."""
-        fault = self._decide("event", (prefix,))
+        fault = self._next_fault("event", (prefix,))
         if fault is not None:
             _log.info("fault: the watch of %r: %s", prefix, fault.kind)
         return fault
@@ -336,7 +338,7 @@ class FaultyBackend(Backend):
     ) -> Future[T]:
         if self._closed:
             return failed(Closed("the store was closed; connect again"))
-        fault = self._decide(op, keys)
+        fault = self._next_fault(op, keys)
         what = f"{op} of {keys[0]!r}" if keys else op
         if self._cut is not None:
             return failed(Unavailable(f"{what}: the server cannot be reached (the store is cut off); try again"))
@@ -405,7 +407,7 @@ class FaultySession:
 
     @property
     def resumed_at(self) -> float:
-        """The local clock time at which the request was sent that resumed the session last."""
+        """The local clock time at which the last request to open or resume the session was sent."""
         return self._inner.resumed_at if isinstance(self._inner, Touchable) else self.opened_at
 
     def renew(self) -> Future[float]:
@@ -413,8 +415,9 @@ class FaultySession:
         return self._backend.renew(self._inner)
 
     def touch(self) -> Future[float]:
-        """Send a touch: a cheap request that makes renewals count sooner. Called only if the wrapped session supports
-        touches.
+        """Send the cheap request of ``Touchable.touch``, unless a fault prevents it.
+
+        Only called if the wrapped session is ``Touchable``.
         """
         return self._backend.touch(self._inner)
 
@@ -465,7 +468,10 @@ class FaultyWatch:
             inner.close()
 
     def prove_current(self) -> None:
-        """Make the wrapped watch confirm that its state is current, if it does not do so by itself."""
+        """Ask the wrapped watch to confirm that its state is up to date, if it does so only on request.
+
+        See ``ProvesCurrent``.
+        """
         inner: object = self._inner
         if isinstance(inner, ProvesCurrent):
             inner.prove_current()
@@ -480,14 +486,14 @@ class FaultyWatch:
         if inner is not None:
             inner.close()
 
-    def break_off(self, silent_s: float) -> None:
-        """Break the watch, and start it again later.
+    def interrupt(self, pause_s: float) -> None:
+        """Interrupt the watch, and open it again later. Changes in between are delivered as one state.
 
         Args:
-            silent_s: Seconds for which nothing is delivered.
+            pause_s: Seconds for which nothing is delivered.
         """
         self.silence()
-        self._backend.call_later(silent_s, self.open)
+        self._backend.call_later(pause_s, self.open)
 
     def close(self) -> None:
         """Stop the watch. Nothing is delivered afterwards."""
@@ -513,11 +519,11 @@ class FaultyWatch:
                 self._backend.call_later(fault.delay_s, lambda: self._release(opening))
         self._pump()
 
-    def _cut(self, opening: int, silent_s: float) -> None:
+    def _cut(self, opening: int, pause_s: float) -> None:
         with self._state:
             if opening != self._opening:
                 return
-        self.break_off(silent_s)
+        self.interrupt(pause_s)
 
     def _release(self, opening: int) -> None:
         with self._state:

@@ -96,7 +96,7 @@ class Fault:
             raise ValueError(f"{self!r} can never happen; nth and times count from 1, delay_s is not negative")
 
     def matches(self, op: str, keys: Sequence[str]) -> bool:
-        """Return whether this fault applies to a call. Such a call is counted for ``nth`` and ``times``.
+        """Return whether the operation and the keys of a call match this fault, whatever ``nth`` and ``times`` say.
 
         Args:
             op: The operation.
@@ -112,8 +112,8 @@ class Fault:
 class FaultPlan(Protocol):
     """Decides which call has which fault. Used by one thread at a time."""
 
-    def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """Return the fault for a call, or None.
+    def next_fault(self, op: str, keys: Sequence[str]) -> Fault | None:
+        """Return the fault that hits the next call, or None. Called once for each call.
 
         Args:
             op: The operation.
@@ -134,8 +134,8 @@ class FaultList:
         """Add a fault. It counts calls from now on."""
         self._counts.append((fault, [0]))
 
-    def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """Return the fault for a call, or None. Each matching fault counts the call.
+    def next_fault(self, op: str, keys: Sequence[str]) -> Fault | None:
+        """Count a call for each fault that matches it. Return the first of these faults that is due, or None.
 
         Args:
             op: The operation.
@@ -178,8 +178,8 @@ class RandomFaults:
         self._delay_s = delay_s
         self._watch_rate = watch_rate
 
-    def decide(self, op: str, keys: Sequence[str]) -> Fault | None:  # noqa: ARG002 - chance does not look
-        """Return a random fault for a call, or None.
+    def next_fault(self, op: str, keys: Sequence[str]) -> Fault | None:  # noqa: ARG002 - chance does not look
+        """Return a random fault for the next call, or None.
 
         Args:
             op: The operation.

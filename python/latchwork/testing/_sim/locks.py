@@ -26,7 +26,7 @@ class Scheduler(Protocol):
     """The methods of the simulation's scheduler that a lock calls."""
 
     def current_task(self) -> Any: ...
-    def point(self, task: Any) -> None: ...
+    def switch_if_chosen(self, task: Any) -> None: ...
     def block(self, task: Any, lock: SimLock, timeout: float) -> bool: ...
 
 
@@ -45,7 +45,7 @@ class SimLock:
         task = self._sim.current_task()
         if task is None:
             return self._acquire_outside(blocking, timeout)
-        self._sim.point(task)
+        self._sim.switch_if_chosen(task)
         if self.is_locked and not (blocking and self._sim.block(task, self, timeout)):
             return False
         self.is_locked = True

@@ -29,8 +29,8 @@ from latchwork.testing._sim.locks import (
     real_sleep,
     real_start,
 )
+from latchwork.testing._sim.scheduler import SimScheduler
 from latchwork.testing._sim.tasks import hide
-from latchwork.testing._sim.turns import Turns
 
 hide(__file__)
 
@@ -48,8 +48,8 @@ _LEAST_DELAY_S = 2e-9
 
 
 @contextmanager
-def installed(sim: Turns) -> Iterator[None]:
-    """Return a context manager that installs the replacements for a simulation during its ``with`` block."""
+def install_stand_ins(sim: SimScheduler) -> Iterator[None]:
+    """Return a context manager that replaces locks, threads, clocks and random numbers during its ``with`` block."""
     replaced = [(where, name, vars(where)[name]) for where, name, _ in _stand_ins(sim)]
     for where, name, stand_in in _stand_ins(sim):
         setattr(where, name, stand_in)
@@ -60,7 +60,7 @@ def installed(sim: Turns) -> Iterator[None]:
             setattr(where, name, original)
 
 
-def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
+def _stand_ins(sim: SimScheduler) -> list[tuple[Any, str, object]]:
     def inside(ours: Callable[..., object], real: Callable[..., object]) -> Callable[..., object]:
         """Return a function that calls ours in simulated threads, and the real one in others."""
 
@@ -107,7 +107,7 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     ]
 
 
-def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
+def _thread_stand_ins(sim: SimScheduler) -> list[tuple[Any, str, object]]:
     def start(thread: threading.Thread) -> None:
         if sim.current_task() is None:
             real_start(thread)

@@ -32,7 +32,7 @@ _STUCK_AFTER_S = 30.0
 _LEAST_WAIT_S = 1e-9
 
 
-class Turns:
+class SimScheduler:
     """The scheduler of a simulation. Only one of its threads runs at a time. The thread that starts it is its first
     thread.
     """
@@ -54,13 +54,16 @@ class Turns:
         self._ending = False
 
     @property
-    def points(self) -> int:
-        """The number of points so far at which the scheduler could have switched to another thread."""
-        return self._order.points
+    def switch_points(self) -> int:
+        """The number of switch points so far, at which the scheduler could have switched to another thread."""
+        return self._order.switch_points
 
     @property
     def decisions(self) -> dict[int, int]:
-        """The decisions that differ from the default, by point. Pass them to another simulation to repeat this run."""
+        """The scheduling choices that differ from the default, by number of the switch point.
+
+        Pass them to another simulation to repeat this run.
+        """
         return self._order.decisions
 
     def now(self) -> float:
@@ -130,18 +133,18 @@ class Turns:
         self._by_ident.pop(ident, None)
         self._hand_over(task)
 
-    def point(self, task: SimulatedTask) -> None:
-        """Let the scheduler switch to another thread, if it chooses to.
+    def switch_if_chosen(self, task: SimulatedTask) -> None:
+        """Begin the next switch point: call the function that is scheduled for it, and switch threads if so chosen.
 
         Args:
             task: The simulated thread that calls this.
         """
         if self._observing or task.unwinds:
             return
-        self._order.points += 1
+        self._order.switch_points += 1
         if task.held or task.pinned:
             return
-        interrupt = self._order.interrupt()
+        interrupt = self._order.pop_scheduled()
         if interrupt is not None:
             interrupt()
         choice = self._order.choose_preemption()
@@ -212,7 +215,7 @@ class Turns:
                 return self._fail(TooLong(f"{self._max_turns} turns were not enough; {self._describe_threads()}"))
             ready = [task for task in self._tasks if task.can_run(self._now)]
             if ready:
-                return ready[self._order.choose(len(ready))]
+                return ready[self._order.choose_next(len(ready))]
             times = [at for at in (task.next_at() for task in self._tasks) if at is not None]
             if not times:
                 return self._fail(Deadlock(f"no thread can continue; {self._describe_threads()}"))
@@ -223,7 +226,7 @@ class Turns:
                 )
 
     def _fail(self, error: BaseException) -> SimulatedTask:
-        """End the simulation after its first error. Return its first thread, which continues and raises the error."""
+        """Record the first error of the simulation, and return the main thread, which is to run next and raises it."""
         if self._failure is None:
             self._failure = error
         self._root.wakes_at = 0.0
@@ -261,7 +264,7 @@ class Turns:
 
     def _note(self, task: SimulatedTask, target: SimulatedTask, how: str | None) -> None:
         left = f"{task.label} ({how or describe_frame(sys._getframe(2))})"  # noqa: SLF001
-        self.trace.append(Turn(self.points, self.elapsed_s, target.label, left))
+        self.trace.append(Turn(self.switch_points, self.elapsed_s, target.label, left))
 
     def _look(self) -> None:
         if self._ending or not self._observers:
