@@ -168,8 +168,8 @@ def test_a_shielded_future_goes_on_and_a_task_can_be_taken_back_with_an_answer(b
         await asyncio.gather(waiting, return_exceptions=True)
         assert not future.done()
         assert (await future.state()).phase == "running"
-        assert not await future.cancel_everywhere()  # it runs
-        assert await future.cancel_everywhere(interrupt=True)
+        assert not await future.cancel_and_wait()  # it runs
+        assert await future.cancel_and_wait(interrupt=True)
         with pytest.raises(asyncio.CancelledError):
             await future
         assert future.id

@@ -32,10 +32,11 @@ _log = logging.getLogger(__name__)
 _LOOP_CHECK_S = 0.5
 
 
-def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
-    """Wrap a user's ``async def`` function in a function that runs it as a task of this event loop.
+def wrap_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
+    """Wrap a user's ``async def`` function for a method that runs it, such as ``LeaderLatch.run``.
 
-    The task is canceled when its ``GuardedWork`` has to stop.
+    The wrapper runs it as a task of the current event loop. The task is canceled when its ``GuardedWork`` must stop,
+    for example because the leadership is lost.
 
     Args:
         fn: The user's function.
@@ -69,7 +70,7 @@ class TaskStep(Step[Any]):
         self._is_stopped = False
 
     def block(self) -> Any:
-        """Raise an error, because a thread without an event loop cannot run the task. Never called."""
+        """Raise an error: the task needs an event loop, so no thread without one awaits this step."""
         raise AssertionError
 
     def as_future(self) -> Future[Any]:
@@ -119,8 +120,8 @@ class TaskStep(Step[Any]):
             reject(future, asyncio.CancelledError())
 
 
-def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Wrap a user's plain function in one that converts its arguments to their asyncio forms first.
+def wrap_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Wrap a user's plain function, so that it receives asyncio objects: an ``aio.Mirror`` instead of a ``Mirror``.
 
     Args:
         fn: The user's function.
@@ -135,7 +136,7 @@ def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
     return call
 
 
-def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
+def wrap_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
     """Wrap a user's listener in a function that other threads can call.
 
     The listener runs in this event loop, and the calling thread waits for its end.

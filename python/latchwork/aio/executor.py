@@ -56,7 +56,7 @@ class TaskFuture(asyncio.Future[T]):
     def cancel(self, msg: object = None) -> bool:
         """Cancel this future at once, and the task in the background. A running task is requested to stop.
 
-        ``cancel_everywhere`` returns whether the task was canceled.
+        ``cancel_and_wait`` returns whether the task was canceled.
 
         Args:
             msg: The message of the ``CancelledError``.
@@ -67,8 +67,8 @@ class TaskFuture(asyncio.Future[T]):
             spawn(self._cancel_in_background, "canceling a task")
         return True
 
-    async def cancel_everywhere(self, *, interrupt: bool = False) -> bool:
-        """Cancel the task and wait until that is stored. See ``latchwork.executor.TaskFuture.cancel``.
+    async def cancel_and_wait(self, *, interrupt: bool = False) -> bool:
+        """Cancel the task like ``cancel``, and wait for the result from the store. See ``TaskFuture.cancel``.
 
         Args:
             interrupt: Also cancel a running task: it is requested to stop, and its result is dropped.

@@ -12,8 +12,8 @@ from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from latchwork._base.execution_context import acting_for
-from latchwork.aio.callbacks import as_listener, as_predicate, as_work
-from latchwork.aio.steps import ThreadStep, run_step
+from latchwork.aio.callbacks import wrap_listener, wrap_predicate, wrap_work
+from latchwork.aio.steps import ThreadStep, await_step
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, unwrap, wrap_async
 from latchwork.errors import Closed
 from latchwork.store.driving.background_loop import run_in_task, spawn
@@ -24,29 +24,29 @@ T = TypeVar("T")
 
 #: How to adapt arguments that are user functions, by method and parameter.
 _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("run", "fn"): as_work,
-    ("transact", "fn"): as_work,
-    ("wait_until", "predicate"): as_predicate,
-    ("wait_free", "accept"): as_predicate,
-    ("wait_items", "accept"): as_predicate,
-    ("take_items", "accept"): as_predicate,
-    ("take", "accept"): as_predicate,
-    ("try_take", "accept"): as_predicate,
+    ("run", "fn"): wrap_work,
+    ("transact", "fn"): wrap_work,
+    ("wait_until", "predicate"): wrap_predicate,
+    ("wait_free", "accept"): wrap_predicate,
+    ("wait_items", "accept"): wrap_predicate,
+    ("take_items", "accept"): wrap_predicate,
+    ("take", "accept"): wrap_predicate,
+    ("try_take", "accept"): wrap_predicate,
     **{
-        (method, "fn"): as_listener
+        (method, "fn"): wrap_listener
         for method in (
             "on_change", "on_elected", "on_end", "on_lost", "on_renewal_failed", "on_revoked", "on_state", "on_view",
             "subscribe", "when_free",
         )
     },
-    ("subscribe", "on_error"): as_listener,
+    ("subscribe", "on_error"): wrap_listener,
 }  # fmt: skip
 
 
-def act_for_current_task() -> acting_for:
-    """Return a context manager in which calls are made on behalf of the current asyncio task.
+def as_current_task() -> acting_for:
+    """Return a context manager that makes the current asyncio task the owner of locks, instead of the current thread.
 
-    A lock, for example, then belongs to the task. Without a running event loop, calls are made on behalf of the thread.
+    So two tasks of one thread exclude each other. Without a running event loop, the thread remains the owner.
     """
     try:
         return acting_for(get_or_create_caller(spawn))
@@ -54,14 +54,16 @@ def act_for_current_task() -> acting_for:
         return acting_for(None)
 
 
-async def drive_and_wrap(protocol: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
-    """Run the coroutine of a synchronous call in the event loop, and return its result in the asyncio form.
+async def run_and_wrap(make_steps: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
+    """Run the step coroutine of a synchronous method in the event loop. Return the asyncio wrapper of its result.
+
+    Step coroutines are described in ``latchwork.store.steps``.
 
     Args:
-        protocol: Called without arguments to create the coroutine.
+        make_steps: Called without arguments to create the coroutine.
         is_shielded: Whether the coroutine runs to its end even if the awaiting task is canceled.
     """
-    return cast("T", wrap_async(await run_in_task(protocol, is_shielded=is_shielded)))
+    return cast("T", wrap_async(await run_in_task(make_steps, is_shielded=is_shielded)))
 
 
 def create_async_class(
@@ -97,13 +99,13 @@ def create_async_function(function: Callable[..., Any]) -> Callable[..., Awaitab
     @wraps(function)
     async def awaited(*args: Any, **options: Any) -> Any:
         given = {name: unwrap(value) for name, value in options.items()}
-        return await drive_and_wrap(partial(make_coroutine, *map(unwrap, args), **given))
+        return await run_and_wrap(partial(make_coroutine, *map(unwrap, args), **given))
 
     return awaited
 
 
 def _make_thread_function(function: Callable[..., Any]) -> Callable[..., StepCoroutine[Any]]:
-    return lambda *args, **options: run_step(ThreadStep(partial(function, *args, **options)))
+    return lambda *args, **options: await_step(ThreadStep(partial(function, *args, **options)))
 
 
 _SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
@@ -126,7 +128,7 @@ def _member(name: str, found: object) -> object | None:
 def _init(kind: type) -> Callable[..., None]:
     @wraps(kind.__init__)  # type: ignore[misc]
     def init(self: AsyncWrapper, *args: Any, **options: Any) -> None:
-        with act_for_current_task():
+        with as_current_task():
             self._of = kind(*map(unwrap, args), **{name: _unwrap_argument(name, options[name]) for name in options})
 
     return init
@@ -165,7 +167,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def called(self: AsyncWrapper, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
-        with act_for_current_task():
+        with as_current_task():
             result = getattr(self._of, function.__name__)(*args, **options)
         return self if result is self._of else wrap_async(result)
 
@@ -174,7 +176,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _read(get: Callable[[Any], Any]) -> Callable[[AsyncWrapper], Any]:
     def read(self: AsyncWrapper) -> Any:
-        with act_for_current_task():
+        with as_current_task():
             return wrap_async(get(self._of))
 
     return read
@@ -198,11 +200,13 @@ def _adapter(function: Callable[..., object]) -> Callable[[AsyncWrapper, tuple[A
     def with_functions(self: AsyncWrapper, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
         what = f"{type(self).__name__}.{function.__name__}"
 
-        def run_step(name: str, value: Any) -> Any:
+        def adapt_argument(name: str, value: Any) -> Any:
             return made[name](value, what) if name in made and value is not None else value
 
-        positional = tuple(run_step(name, value) for name, value in zip(names, args, strict=False))
-        return plain(self, positional + args[len(names) :], {name: run_step(name, options[name]) for name in options})
+        positional = tuple(adapt_argument(name, value) for name, value in zip(names, args, strict=False))
+        return plain(
+            self, positional + args[len(names) :], {name: adapt_argument(name, options[name]) for name in options}
+        )
 
     return with_functions if made else plain
 

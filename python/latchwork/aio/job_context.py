@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from latchwork import jobs
 from latchwork._base.event import Signal
-from latchwork.aio.callbacks import as_listener
+from latchwork.aio.callbacks import wrap_listener
 from latchwork.aio.factory import create_async_class
-from latchwork.aio.steps import run_step
+from latchwork.aio.steps import await_step
 from latchwork.aio.store import run_in_thread
 from latchwork.aio.table import Row
 from latchwork.aio.wrapper import AsyncWrapper
@@ -36,7 +36,7 @@ class AsyncJobContext(AsyncWrapper):
         stopped = Signal()
         remove_listener = self._of.on_stop(stopped.set)
         try:
-            return await run_in_task(lambda: run_step(Pause(SYSTEM_CLOCK, stopped, timeout_s)))
+            return await run_in_task(lambda: await_step(Pause(SYSTEM_CLOCK, stopped, timeout_s)))
         finally:
             remove_listener()
 
@@ -48,7 +48,7 @@ class AsyncJobContext(AsyncWrapper):
         Returns:
             A function that removes the listener.
         """
-        remove: Callable[[], None] = self._of.on_stop(as_listener(listener, "JobContext.on_stop"))
+        remove: Callable[[], None] = self._of.on_stop(wrap_listener(listener, "JobContext.on_stop"))
         return remove
 
     async def stop(self) -> None:

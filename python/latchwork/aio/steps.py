@@ -32,7 +32,7 @@ class ThreadStep(Step[T]):
         self._undo = undo
 
     def block(self) -> T:
-        """Make the blocking call in the current thread instead, and return its result."""
+        """Make the blocking call in the current thread, which has no event loop, and return its result."""
         return self._call()
 
     def as_future(self) -> Future[T]:
@@ -42,7 +42,11 @@ class ThreadStep(Step[T]):
         return future
 
     def on_late_result(self, future: Future[T]) -> None:
-        """Undo the call if it has succeeded, because its result is no longer awaited."""
+        """Undo the call if it has succeeded, because the task that awaited it was canceled.
+
+        Args:
+            future: The future that ``as_future`` has returned.
+        """
         if self._undo is not None and not future.cancelled() and future.exception() is None:
             _start(self._undo, future.result())
 
@@ -69,8 +73,8 @@ class LoopTurn:
             self._ends = time.perf_counter() + TURN_S
 
 
-async def run_step(step: Step[T]) -> T:
-    """Run a coroutine that consists of one step, and return its result."""
+async def await_step(step: Step[T]) -> T:
+    """Await one step, and return its result. For callers that need a coroutine and not a step."""
     return await step
 
 

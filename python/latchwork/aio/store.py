@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from latchwork._base.event import Signal
-from latchwork.aio.factory import act_for_current_task, drive_and_wrap
-from latchwork.aio.steps import ThreadStep, run_step
+from latchwork.aio.factory import as_current_task, run_and_wrap
+from latchwork.aio.steps import ThreadStep, await_step
 from latchwork.aio.wrapper import AsyncWrapper, unwrap, wrap_async
 from latchwork.backends.futures import call_at_once
 from latchwork.clock import SYSTEM_CLOCK, Clock
@@ -35,7 +35,7 @@ def run_in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = No
         call: The call.
         undo: Called with the result if the awaiting task was canceled meanwhile.
     """
-    return drive_and_wrap(lambda: run_step(ThreadStep(call, undo)))
+    return run_and_wrap(lambda: await_step(ThreadStep(call, undo)))
 
 
 def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
@@ -46,7 +46,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
         if options:
             options = {name: unwrap(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # the call ends when the ownership does
-            return await run_in_task(lambda: run_step(StoreCall(getattr(store, name), *args, **options)))
+            return await run_in_task(lambda: await_step(StoreCall(getattr(store, name), *args, **options)))
         mailbox = LoopMailbox.for_running_loop()
         limit = mailbox.in_flight_limit(store.connection)
         if not limit.try_acquire():
@@ -94,7 +94,7 @@ class AsyncStore(AsyncWrapper):
 
     async def primary_session(self) -> Any:
         """Return the default session. It is opened on first use, and again after it was lost."""
-        return wrap_async(await run_in_task(lambda: run_step(StoreCall(self._of.primary_session))))
+        return wrap_async(await run_in_task(lambda: await_step(StoreCall(self._of.primary_session))))
 
     async def open_session(self, ttl_s: float) -> Any:
         """Open a separate session, whose keys are deleted when it ends. See ``latchwork.Store.open_session``."""
@@ -109,9 +109,9 @@ class AsyncStore(AsyncWrapper):
 
         The arguments are those of ``latchwork.Store.mirror``.
         """
-        with act_for_current_task():
+        with as_current_task():
             mirror = self._of.mirror(prefix, wait=False, values=values)
-        return await drive_and_wrap(lambda: self._of.ready(mirror)) if wait else wrap_async(mirror)
+        return await run_and_wrap(lambda: self._of.ready(mirror)) if wait else wrap_async(mirror)
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
         """Create a pipeline, whose calls return futures at once, so that many calls can be in flight.
@@ -173,7 +173,7 @@ class AsyncSignal(AsyncWrapper):
             True once it is set, False after the timeout.
         """
         signal: Signal = self._of
-        return await run_in_task(lambda: run_step(Pause(SYSTEM_CLOCK, signal, timeout_s)))
+        return await run_in_task(lambda: await_step(Pause(SYSTEM_CLOCK, signal, timeout_s)))
 
 
 class Connecting:

@@ -65,9 +65,9 @@ def wrap_async(value: Any) -> Any:
 
 
 def unwrap(value: Any) -> Any:
-    """Return the object of which a value is the asyncio form. Other values are returned unchanged.
+    """Return the synchronous object inside an asyncio wrapper: a ``latchwork.Store`` for a ``latchwork.aio.Store``.
 
-    Values in lists, and the sessions in operations, are converted.
+    Items of lists, and the sessions of operations, are unwrapped. Other values are returned unchanged.
     """
     if isinstance(value, AsyncWrapper):
         return value._of  # noqa: SLF001 - its own
