@@ -184,14 +184,15 @@ _NOT_APPLIED = (Unavailable, QuotaExceeded, AuthenticationFailed, PermissionDeni
 
 
 def keep_outcome_unknown(error: BaseException, unknown: OutcomeUnknown | None) -> BaseException:
-    """Return the error that an operation should raise: ``error``, or an ``OutcomeUnknown`` in its place.
+    """Return ``error``, or ``OutcomeUnknown`` in its place if the operation's earlier call had an unknown outcome.
 
-    An operation that reads or retries after ``OutcomeUnknown`` may get an error that means "not applied". This is true
-    of its last call only, and would invite the caller to repeat a write that may have been applied.
+    An operation of several calls may get ``OutcomeUnknown`` from one write, and from its next call an error that means
+    "not applied". That error is true of the last call only. It would invite the caller to repeat the operation,
+    although the earlier write may have been applied.
 
     Args:
-        error: The last error.
-        unknown: The unknown outcome that the operation met before, or None.
+        error: The error of the last call.
+        unknown: The error of an earlier call, or None.
     """
     if unknown is None or not isinstance(error, _NOT_APPLIED):
         return error

@@ -54,16 +54,16 @@ def as_current_task() -> acting_for:
         return acting_for(None)
 
 
-async def run_and_wrap(make_steps: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
+async def run_and_wrap(create_coroutine: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
     """Run the step coroutine of a synchronous method in the event loop. Return the asyncio wrapper of its result.
 
     Step coroutines are described in ``latchwork.store.steps``.
 
     Args:
-        make_steps: Called without arguments to create the coroutine.
+        create_coroutine: Called without arguments to create the coroutine.
         is_shielded: Whether the coroutine runs to its end even if the awaiting task is canceled.
     """
-    return cast("T", wrap_async(await run_in_task(make_steps, is_shielded=is_shielded)))
+    return cast("T", wrap_async(await run_in_task(create_coroutine, is_shielded=is_shielded)))
 
 
 def create_async_class(
@@ -147,12 +147,12 @@ def _unwrap_argument(name: str, value: Any) -> Any:
 
 
 def _awaited(found: Any) -> Callable[..., Awaitable[Any]]:
-    protocol: Callable[..., StepCoroutine[Any]] = found.__wrapped__
+    original: Callable[..., StepCoroutine[Any]] = found.__wrapped__
     make_coroutine: Callable[..., StepCoroutine[Any]] = found.make_coroutine
     is_shielded: bool = found.is_shielded
-    adapt = _adapter(protocol)
+    adapt = _adapter(original)
 
-    @wraps(protocol)
+    @wraps(original)
     async def awaited(self: AsyncWrapper, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
         result = await run_in_task(partial(make_coroutine, self._of, *args, **options), is_shielded=is_shielded)

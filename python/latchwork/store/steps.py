@@ -1,10 +1,17 @@
-"""The operations for which a protocol waits, called steps. They let one coroutine run in a thread and in an event loop.
+"""Step coroutines: one implementation of each operation, for threads and for event loops.
 
-A protocol is an ``async def`` function that awaits only steps and other protocols. In a thread, ``run`` waits for each
-step. An event loop starts each step and continues when its future is done. An interrupt of a wait is raised in the
-protocol at its ``await``. The ``finally`` blocks there may wait, too.
+A step is an operation to wait for, such as a call to the server or a pause. A step coroutine is an ``async def``
+function that awaits only steps and other step coroutines. ``run`` executes it in a thread, which blocks in each step.
+``latchwork.store.driving.loop`` executes it in an asyncio task, which starts each step and awaits its future.
 
-A protocol holds no mutex at an ``await``, because that would block an event loop.
+    @blocking                                  # callers in threads call a plain function: entry = lock.read()
+    async def read(self) -> Entry | None:
+        return await ask(self._store.get, self._key)
+
+    await coroutine_of(lock.read)()            # another step coroutine awaits it
+
+An interrupt or a cancellation is raised in the coroutine at its ``await``. Its ``finally`` blocks may await steps, too.
+A step coroutine holds no mutex at an ``await``, because that would block an event loop.
 """
 
 from __future__ import annotations
@@ -32,12 +39,12 @@ T = TypeVar("T")
 Listen = Callable[[Callable[[], object]], Callable[[], object]]
 #: Names of the store's writing calls.
 WRITES = frozenset({"put", "create", "create_ordered_key", "delete", "delete_tree", "commit", "transact"})
-#: A protocol that was called and not driven yet.
+#: The coroutine object of an ``async def`` function that awaits only steps and other step coroutines.
 StepCoroutine = Coroutine[Any, Any, T]
 
 
 class Step(ABC, Generic[T]):
-    """An operation that a protocol awaits once, such as a call to the server or a pause.
+    """An operation that a step coroutine awaits once, such as a call to the server or a pause.
 
     Attributes:
         timeout_s: Seconds after which an event loop calls ``get_timeout_result``. None means never. ``block`` has its
@@ -46,7 +53,7 @@ class Step(ABC, Generic[T]):
 
     __slots__ = ("timeout_s",)
 
-    #: True for a step that a cancellation does not end: its result is still awaited, perhaps by another driver.
+    #: True for a step that a cancellation does not end: its result is still awaited, perhaps in the background.
     is_tracked = False
 
     def __init__(self, timeout_s: float | None = None) -> None:
@@ -67,8 +74,9 @@ class Step(ABC, Generic[T]):
         """
 
     def timeout_extension_s(self) -> float:
-        """Return the seconds by which to extend the wait after its timeout has passed. 0 means that it has timed
-        out.
+        """Return how many more seconds to wait after the timeout has passed. 0 means that the operation has timed out.
+
+        The result is greater if the time limit has moved meanwhile.
         """
         return 0.0
 
@@ -82,16 +90,19 @@ class Step(ABC, Generic[T]):
         return True
 
     def on_late_result(self, future: Future[T]) -> None:
-        """Release the result of an operation that completed after its cancellation, so that the protocol never received
-        it.
+        """Release the result of an operation that completed although its caller was canceled and never receives it.
+
+        Args:
+            future: The completed future.
         """
 
     def unknown_outcome_note(self) -> str | None:
-        """Return a note for the user about what is unknown after a cancellation, or None."""
+        """Return a note to attach to a cancellation if it is unknown whether the operation was applied. Otherwise None.
+        """
         return None
 
     def get_timeout_result(self) -> T:
-        """Return the result of an operation that has timed out, or raise its error.
+        """Return the result of the operation after its timeout, such as False for a condition, or raise an error.
 
         Not called if the operation has no timeout.
         """
@@ -99,12 +110,14 @@ class Step(ABC, Generic[T]):
 
 
 def run(steps: StepCoroutine[T]) -> T:
-    """Run a protocol in this thread until it has ended, and return its result.
+    """Run a step coroutine in this thread, block until it has ended, and return its result.
 
-    An interrupt of this thread between two steps is also raised in the protocol, which then releases its resources.
+    An interrupt of this thread is raised in the coroutine, which then releases its resources.
 
-    Once a step has ended with ``OutcomeUnknown``, a later error that says that nothing was applied would be wrong. It
-    is replaced by ``OutcomeUnknown`` (see ``keep_outcome_unknown``). Event loops do the same.
+    Raises:
+        OutcomeUnknown: An earlier step ended with this error, and a later one reports that it was not applied. That is
+            true of the later step only, so it is replaced. See ``keep_outcome_unknown``.
+        BaseException: Any other error of the coroutine.
     """
     if in_loop():
         warn_in_loop(_name_of(steps))
@@ -143,32 +156,32 @@ def _drive(steps: StepCoroutine[T], error: BaseException | None) -> T:
         error = unknown = None  # their tracebacks hold this frame
 
 
-def blocking(protocol: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
-    """Decorator of an ``async def`` protocol: it becomes an ordinary function, which blocks until the protocol has
-    ended.
+def blocking(function: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
+    """Decorator that makes a blocking function of an ``async def`` function that awaits only steps.
 
-    A signal handler that calls it during another call gets an error. See ``interrupts.not_reentrant``.
+    ``coroutine_of`` returns the original function, and ``latchwork.aio`` offers its asyncio form. Like
+    ``interrupts.not_reentrant``, it refuses a call by a signal handler during another call.
     """
-    return _make_blocking(protocol, is_shielded=False)
+    return _make_blocking(function, is_shielded=False)
 
 
-def shielded(protocol: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
-    """Decorator like ``blocking``, for a protocol that the cancellation of an asyncio task does not interrupt.
+def shielded(function: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
+    """Decorator like ``blocking``, for a function whose asyncio form always runs to its end, such as a release.
 
-    The task waits for it for a limited time. Then it continues in the background.
+    A canceled task waits for it for a limited time. Then the function continues in the background.
     """
-    return _make_blocking(protocol, is_shielded=True)
+    return _make_blocking(function, is_shielded=True)
 
 
-def _make_blocking(protocol: Callable[P, StepCoroutine[T]], *, is_shielded: bool) -> Callable[P, T]:
-    @wraps(protocol)
+def _make_blocking(function: Callable[P, StepCoroutine[T]], *, is_shielded: bool) -> Callable[P, T]:
+    @wraps(function)
     def make_coroutine(*args: P.args, **options: P.kwargs) -> StepCoroutine[T]:
         try:
-            return protocol(*args, **options)
+            return function(*args, **options)
         except TypeError as error:  # about the arguments: nothing has run yet
-            raise _suggest_timeout_option(protocol, options, error) from None
+            raise _suggest_timeout_option(function, options, error) from None
 
-    @wraps(protocol)
+    @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:
         before = here.is_inside  # as ``not_reentrant``
         if before:
@@ -179,7 +192,7 @@ def _make_blocking(protocol: Callable[P, StepCoroutine[T]], *, is_shielded: bool
         finally:
             here.is_inside = before
 
-    call.__dict__.update(is_shielded=is_shielded, make_coroutine=make_coroutine)  # for other drivers
+    call.__dict__.update(is_shielded=is_shielded, make_coroutine=make_coroutine)  # for event loops
     return call
 
 
@@ -188,28 +201,29 @@ def is_blocking(function: object) -> bool:
     return hasattr(function, "make_coroutine")
 
 
-def _suggest_timeout_option(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
+def _suggest_timeout_option(function: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
     """Return a ``TypeError`` that suggests the right name for an unknown option, such as ``timeout_s`` for ``timeout``.
 
     Args:
-        protocol: The called function.
+        function: The called function.
         options: The names of the given options.
         error: The original error.
     """
-    known = signature(protocol).parameters
+    known = signature(function).parameters
     for name in options:
         if name not in known and f"{name}_s" in known:
-            return TypeError(f"{protocol.__qualname__}() has no argument {name!r}; it is {name}_s, in seconds")
+            return TypeError(f"{function.__qualname__}() has no argument {name!r}; it is {name}_s, in seconds")
     return error
 
 
 def coroutine_of(function: Callable[P, T]) -> Callable[P, StepCoroutine[T]]:
-    """Return the coroutine function behind a function that is decorated with ``blocking``, to await it in another
-    protocol.
+    """Return the ``async def`` function behind a function that is decorated with ``blocking`` or ``shielded``.
+
+    Step coroutines await it, because they must not block: ``await coroutine_of(lock.acquire)(timeout_s=5.0)``.
     """
-    protocol: Callable[..., StepCoroutine[T]] = function.__wrapped__  # type: ignore[attr-defined]
+    original: Callable[..., StepCoroutine[T]] = function.__wrapped__  # type: ignore[attr-defined]
     owner = getattr(function, "__self__", None)  # of a method
-    return protocol if owner is None else partial(protocol, owner)
+    return original if owner is None else partial(original, owner)
 
 
 @contextmanager
@@ -241,7 +255,7 @@ class CallTarget(Protocol):
         """Start the call with this method name without blocking, and return a future of its result."""
 
     def remaining_timeout_s(self, since: float | None = None) -> float:
-        """Return the number of seconds for which to wait for the answer to a call.
+        """Return the seconds until a call times out.
 
         Args:
             since: Local clock time at which the call was made. None means now.
@@ -257,7 +271,7 @@ class CallTarget(Protocol):
 
 
 class StoreCall(Step[T]):
-    """A call to the server, with a timeout: ``await ask(store.get, key)``."""
+    """The step that calls a method of a store, with the store's timeout: ``await ask(store.get, key)``."""
 
     __slots__ = ("_args", "_at", "_call", "_options")
 
@@ -288,13 +302,13 @@ class StoreCall(Step[T]):
         return future
 
     def timeout_extension_s(self) -> float:
-        """Return the seconds by which to extend the wait, because the lock or lease that limits the call was renewed
-        meanwhile.
+        """Return how many more seconds to wait, because the lock or lease that limits the call was renewed. 0 if the
+        call has timed out.
         """
         return self.target.remaining_timeout_s(self._at)
 
     def unknown_outcome_note(self) -> str | None:
-        """Return a note about the unknown outcome of a canceled write, or None for a read."""
+        """Return a note that a canceled write may have been applied. Return None for a read."""
         return cancelled_write_note(self._call.__name__, self._args)
 
     def get_timeout_result(self) -> T:
@@ -347,7 +361,8 @@ class TrackedWrite(StoreCall[T]):
     interrupt ends it like any other call, and its outcome stays unknown.
 
     Args:
-        answered: Called with the completed future, only after a cancellation and before that is raised in the protocol.
+        answered: Called with the completed future after a cancellation, before the cancellation is raised in the
+            coroutine. Not called otherwise.
     """
 
     __slots__ = ("_answered",)
@@ -361,7 +376,7 @@ class TrackedWrite(StoreCall[T]):
         self._answered = answered
 
     def on_late_result(self, future: Future[T]) -> None:
-        """Call ``answered`` with the completed call."""
+        """Pass the completed future of the write to ``answered``, because its caller was canceled."""
         self._answered(future)
 
 
@@ -372,18 +387,16 @@ async def call_user_function(fn: Callable[P, T], *args: P.args, **options: P.kwa
 
 
 async def call_library(function: Callable[[], T]) -> T:
-    """Call a function of this library and return its result. A function that is decorated with ``blocking`` is
-    awaited.
-    """
+    """Call a function of this library and return its result, without blocking: a ``blocking`` function is awaited."""
     return await coroutine_of(function)() if is_blocking(function) else function()
 
 
 class ConditionWait(Step[bool]):
-    """Waits until a condition is true. The result is False if the timeout passes first.
+    """The step that waits until a condition is true. Its result is False if the timeout passes first.
 
     Args:
         timeout_s: Timeout in seconds. None waits forever.
-        block: Waits in the calling thread up to the timeout.
+        block: Blocks the calling thread until the condition is true or the timeout has passed.
         listen: Registers a function that is called when the condition is true. Returns a function that removes it.
         condition: Returns whether the condition is true now.
     """
@@ -399,20 +412,20 @@ class ConditionWait(Step[bool]):
         self._condition = condition
 
     def block(self) -> bool:
-        """Block this thread until the condition is true or the timeout has passed."""
+        """Block this thread until the condition is true. Return False if the timeout has passed."""
         return self._wait()
 
     def as_future(self) -> Future[bool]:
-        """Return a future that completes when the condition is true."""
+        """Return a future that completes with True when the awaited condition is true."""
         return create_listener_future(self._listen)
 
     def get_timeout_result(self) -> bool:
-        """Return whether the condition is true, after the timeout."""
+        """Return whether the condition is true, checked once more after the timeout."""
         return self._condition()
 
 
 class Pause(ConditionWait):
-    """Waits until a signal is set. The result is False if the timeout passes first."""
+    """The step that waits until a signal is set. Its result is False if the timeout passes first."""
 
     __slots__ = ()
 

@@ -430,7 +430,7 @@ class Store:
         return self._core.given_session_ttl_s
 
     def primary_session(self) -> Session:
-        """Return the default session, like ``session``, and open it if necessary. Protocols may await this."""
+        """Return the default session, like ``session``, and open it if necessary. Step coroutines may await this."""
         self._core.ensure_usable()
         return self._core.get_primary_session()
 

@@ -1,4 +1,4 @@
-"""Ways to run a protocol, which is a coroutine that awaits only ``Step`` objects, in background threads or event loops.
+"""Ways to run a step coroutine (see ``latchwork.store.steps``): in background threads and in event loops.
 
 Only ``loop``, ``helper`` and ``dedicated_loop`` import asyncio.
 """

@@ -1,6 +1,4 @@
-"""Protocols that run in the background, each in a separate thread or many in one. A protocol is a coroutine of
-steps.
-"""
+"""Step coroutines that run in the background, each in a separate thread or many in one event loop."""
 
 from __future__ import annotations
 
@@ -19,22 +17,24 @@ class Background(ConditionWait):
     It runs in a separate thread. If a task of an event loop created the object, it runs in the background event loop.
 
     Args:
-        protocol: Called without arguments in the background to create the coroutine.
+        create_coroutine: Called without arguments in the background to create the coroutine.
         name: Name of the thread.
         made_by: The task that created the object. None detects it.
     """
 
     __slots__ = ("_driver", "_ended")
 
-    def __init__(self, protocol: Callable[[], StepCoroutine[object]], name: str, made_by: Caller | None = None) -> None:
+    def __init__(
+        self, create_coroutine: Callable[[], StepCoroutine[object]], name: str, made_by: Caller | None = None
+    ) -> None:
         self._ended = Signal()
         super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
         caller = made_by or current_task_caller()
         self._driver: Caller | threading.Thread
         if caller is not None:
-            self._driver = caller.spawn(partial(self._steps, protocol), name)
+            self._driver = caller.spawn(partial(self._steps, create_coroutine), name)
         else:
-            self._driver = threading.Thread(target=self._run, args=(protocol,), name=name, daemon=True)
+            self._driver = threading.Thread(target=self._run, args=(create_coroutine,), name=name, daemon=True)
             self._driver.start()
 
     @property
@@ -48,7 +48,7 @@ class Background(ConditionWait):
         return self._driver.is_alive() if isinstance(self._driver, threading.Thread) else not self._ended.is_set()
 
     def block(self) -> bool:
-        """Block until the coroutine and its thread have ended."""
+        """Block until the coroutine and its thread have ended. Return True."""
         if isinstance(self._driver, threading.Thread):
             self._driver.join()
             return True
@@ -61,14 +61,14 @@ class Background(ConditionWait):
             return not self._driver.is_alive()
         return self._ended.wait(timeout_s)
 
-    def _run(self, protocol: Callable[[], StepCoroutine[object]]) -> None:
+    def _run(self, create_coroutine: Callable[[], StepCoroutine[object]]) -> None:
         try:
-            run(protocol())
+            run(create_coroutine())
         finally:
             self._ended.set()
 
-    async def _steps(self, protocol: Callable[[], StepCoroutine[object]]) -> None:
+    async def _steps(self, create_coroutine: Callable[[], StepCoroutine[object]]) -> None:
         try:
-            await protocol()
+            await create_coroutine()
         finally:
             self._ended.set()

@@ -35,11 +35,11 @@ class _LoopThread:
         self._count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def run(self, protocol: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
+    def run(self, create_coroutine: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
         """Run a coroutine as a task of the background event loop, and return at once. Start the thread if necessary.
 
         Args:
-            protocol: Called without arguments to create the coroutine.
+            create_coroutine: Called without arguments to create the coroutine.
             name: The name of the task.
         """
         with self._lock:
@@ -48,10 +48,10 @@ class _LoopThread:
                 args = (self._loop,)
                 threading.Thread(target=self._run, args=args, name="latchwork-loop", daemon=True).start()
             self._count += 1
-            self._loop.call_soon_threadsafe(self._start, protocol, name)
+            self._loop.call_soon_threadsafe(self._start, create_coroutine, name)
 
-    def _start(self, protocol: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(protocol(), name=name)
+    def _start(self, create_coroutine: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(create_coroutine(), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -77,7 +77,7 @@ class _LoopThread:
             loop.run_forever()
         finally:
             with self._lock:
-                if self._loop is loop:  # an error ended it: the next protocol starts another thread
+                if self._loop is loop:  # an error ended it: the next coroutine starts another thread
                     self._loop, self._count = None, 0
             loop.close()
 
@@ -94,52 +94,54 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_loop_thread)
 
 
-def spawn(protocol: Callable[[], StepCoroutine[object]], name: str) -> Caller:
-    """Start a coroutine in the background event loop.
+def spawn(create_coroutine: Callable[[], StepCoroutine[object]], name: str) -> Caller:
+    """Start a step coroutine as a task of the background event loop, and return at once.
 
     Args:
-        protocol: Called without arguments to create the coroutine.
+        create_coroutine: Called without arguments to create the coroutine.
         name: The name of the task.
     Returns:
         The ``Caller`` that identifies the task, as the owner of locks for example.
     """
     caller = Caller(spawn)
 
-    async def run_protocol() -> None:
-        await CoroutineRunner(protocol(), caller).run()
+    async def run_coroutine() -> None:
+        await CoroutineRunner(create_coroutine(), caller).run()
 
-    _loop_thread.run(run_protocol, name)
+    _loop_thread.run(run_coroutine, name)
     return caller
 
 
-async def run_in_task(protocol: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
-    """Run a protocol, which is a coroutine that awaits only ``Step`` objects, in the current asyncio task. Return its
-    result.
+async def run_in_task(create_coroutine: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
+    """Run a step coroutine in the current asyncio task, and return its result.
 
-    When the task is canceled, the protocol receives the cancellation and cleans up. The task waits for that at most one
-    second. The rest of the cleanup continues in the background.
+    When the task is canceled, the cancellation is raised in the coroutine, which cleans up. The task waits for that at
+    most one second. The rest of the cleanup continues in the background.
 
     Args:
-        protocol: Called without arguments to create the coroutine.
-        is_shielded: The protocol does not receive a cancellation and runs to its end.
+        create_coroutine: Called without arguments to create the coroutine.
+        is_shielded: Never raise a cancellation in the coroutine, which runs to its end.
+    Raises:
+        CancelledError: The task was canceled.
+        BaseException: The error of the coroutine.
     """
     caller = get_or_create_caller(spawn)  # before the coroutine is created, because it raises without asyncio
-    protocol_run = CoroutineRunner(protocol(), caller, is_shielded=is_shielded)
+    runner = CoroutineRunner(create_coroutine(), caller, is_shielded=is_shielded)
     try:
-        result = await protocol_run.run()
+        result = await runner.run()
     except Exception as error:
         if isinstance(error, LeftToBackground):
-            _loop_thread.run(protocol_run.resume, "a cancelled call")
-            raise protocol_run.get_cancellation_error(error) from None
-        if not is_shielded or protocol_run.cancellation is None:
+            _loop_thread.run(runner.finish_in_background, "a cancelled call")
+            raise runner.get_cancellation_error(error) from None
+        if not is_shielded or runner.cancellation is None:
             raise
         _log.exception("a canceled call has ended with an error")
-        raise protocol_run.cancellation from None
+        raise runner.cancellation from None
     except BaseException as error:
-        if not protocol_run.has_ended:  # the task was abandoned, and may not wait
-            protocol_run.abandon(error)
-            _loop_thread.run(protocol_run.resume, "an abandoned call")
-        raise protocol_run.with_note(error) from None
-    if protocol_run.cancellation is not None and is_shielded:
-        raise protocol_run.cancellation
+        if not runner.has_ended:  # the task was abandoned, and may not wait
+            runner.throw(error)
+            _loop_thread.run(runner.finish_in_background, "an abandoned call")
+        raise runner.add_outcome_note(error) from None
+    if runner.cancellation is not None and is_shielded:
+        raise runner.cancellation
     return result

@@ -1,12 +1,12 @@
-"""Runs protocols in an event loop. A protocol is a coroutine that awaits only ``Step`` objects.
+"""Runs step coroutines (see ``latchwork.store.steps``) in an event loop.
 
 Works with the loops of asyncio and uvloop, and with any loop that runs on one of them.
 
-A task awaits ``run_in_task(protocol, ...)``: the protocol runs in that task until a step has to wait, which yields to
-the loop. Waits that end in another thread at the same time wake the loop only once.
+A task awaits ``run_in_task(create_coroutine)``: the coroutine runs in that task until a step has to wait, which yields
+to the loop. Waits that end in another thread at the same time wake the loop only once.
 
-A cancellation is raised in the protocol at its await, like an interrupt in a thread. The task then waits for the
-cleanup of the protocol for a limited time, which a second cancellation ends. The rest continues in the background.
+A cancellation is raised in the coroutine at its await, like an interrupt in a thread. The task then waits for the
+coroutine's cleanup for a limited time, which a second cancellation ends. The rest continues in the background.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 CLEAN_UP_S = 1.0
 #: Maximum number of posted calls per loop iteration: each takes some microseconds.
 _BATCH = 200
-#: Seconds after which a protocol whose steps all end immediately yields to the loop.
+#: Seconds after which a coroutine whose steps all end immediately yields to the loop.
 _TURN_S = 0.002
 
 #: Maximum number of one loop's calls in flight on one connection.
@@ -99,10 +99,14 @@ class LoopMailbox:
         return True
 
     def future_with_timeout(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
-        """Return an asyncio future that completes with ``future``, or at the latest after ``within_s`` seconds.
+        """Return an asyncio future that completes when another thread completes ``future``, or after a timeout.
 
-        All waiters share one timer, so the timeout may be up to one second late. It is only a fallback, because the
-        operation has its own timeout. Pass the returned future to ``cancel_timeout`` afterwards.
+        Pass the returned future to ``cancel_timeout`` afterwards.
+
+        Args:
+            future: The awaited future.
+            within_s: Timeout in seconds, which may be up to one second late because all futures share one timer. It
+                is a fallback only: the operation has its own timeout.
         """
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters[waiter] = self.loop.time() + within_s
@@ -113,7 +117,7 @@ class LoopMailbox:
         return waiter
 
     def cancel_timeout(self, waiter: asyncio.Future[None]) -> None:
-        """Stop the timeout of a future that ``future_with_timeout`` returned."""
+        """Cancel the timeout of a future that ``future_with_timeout`` returned."""
         del self._waiters[waiter]
 
     def _wake_soon(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
@@ -153,8 +157,9 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def get_or_create_caller(spawn: Callable[..., Caller]) -> Caller:
-    """Return the ``Caller`` of the current asyncio task. It identifies the task, for example as the owner of locks. It
-    is created on first use.
+    """Return the ``Caller`` that identifies the current asyncio task, as the owner of locks for example.
+
+    It is created at the first call in the task.
 
     Args:
         spawn: Starts background work for the task.
@@ -169,12 +174,17 @@ def get_or_create_caller(spawn: Callable[..., Caller]) -> Caller:
 
 
 def inherit_caller(task: asyncio.Task[Any], caller: Caller) -> None:
-    """Make a task count as the same caller as another task, which waits for it."""
+    """Give a task the identity of the task that waits for it, so that it may use and release the same locks.
+
+    Args:
+        task: The task, which runs on behalf of the other one.
+        caller: Identifies the waiting task.
+    """
     _callers[task] = caller
 
 
 class CoroutineRunner(Generic[T]):
-    """One run of a protocol. It starts in one event loop and may be completed in the background event loop."""
+    """Runs one step coroutine. It starts in an asyncio task, and the background event loop may complete it."""
 
     __slots__ = (
         "_answer",
@@ -204,7 +214,12 @@ class CoroutineRunner(Generic[T]):
         self._note: str | None = None  # about the unknown outcome of the cancelled step
 
     async def run(self) -> T:
-        """Run the protocol in the running event loop until it has ended, and return its result."""
+        """Run the coroutine in the running event loop until it has ended, and return its result.
+
+        Raises:
+            LeftToBackground: The task was canceled, and the time for cleanup has passed. ``finish_in_background`` must
+                complete the coroutine.
+        """
         mailbox = LoopMailbox.for_running_loop()
         turn_ends = time.perf_counter() + _TURN_S
         try:
@@ -236,7 +251,7 @@ class CoroutineRunner(Generic[T]):
                         limit.release()
                 self._take_result(future, step)
         except LeftToBackground:
-            raise  # the next driver raises the error in the protocol, if not yet done
+            raise  # the background loop raises the error in the coroutine, if not yet done
         except BaseException as error:
             unknown, self._error, self._unknown = self._unknown, None, None  # their tracebacks hold this frame
             try:
@@ -244,8 +259,8 @@ class CoroutineRunner(Generic[T]):
             finally:
                 unknown = None
 
-    async def resume(self) -> None:
-        """Run the rest of a canceled protocol in the background event loop, and log its errors."""
+    async def finish_in_background(self) -> None:
+        """Run the rest of a canceled coroutine in the running loop, the background event loop. Log its errors."""
         self._cleaning_until = None
         try:
             await self.run()
@@ -254,32 +269,34 @@ class CoroutineRunner(Generic[T]):
         except Exception:
             _log.exception("the cleanup of a canceled call failed in the background")
 
-    def abandon(self, error: BaseException) -> None:
-        """Make the protocol receive an error when it continues. A shielded protocol completes without the error.
+    def throw(self, error: BaseException) -> None:
+        """Raise an error in the coroutine when it continues, and stop its current step. A shielded one is unaffected.
 
         Args:
-            error: The error.
+            error: The error that ended the task.
         """
         if self._is_shielded:
             return
         self._error = error
         if self._step is not None and self._step.is_tracked and self._future is not None:
-            return  # the next driver waits for it
+            return  # the background loop waits for it
         if self._future is not None and self._step is not None and not self._future.cancel():
             self._step.on_late_result(self._future)
         self._future = self._step = None
 
-    def get_cancellation_error(self, takeover: BaseException) -> BaseException:
-        """Return the cancellation error to raise in the task, when the background event loop completes the protocol.
+    def get_cancellation_error(self, reason: LeftToBackground) -> BaseException:
+        """Return the ``CancelledError`` to raise in the task while the background loop completes the coroutine.
+
+        It is the latest one that the task received.
 
         Args:
-            takeover: The internal error that made the task hand the protocol over.
+            reason: The error with which ``run`` ended.
         """
-        again = takeover.__cause__
+        again = reason.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
 
-    def with_note(self, error: BaseException) -> BaseException:
-        """Return the error, with a note about the unknown outcome of a canceled call if there is one."""
+    def add_outcome_note(self, error: BaseException) -> BaseException:
+        """Add a note to the error if it is unknown whether the canceled call was applied. Return the error."""
         return with_note(error, self._note)
 
     @property
@@ -289,11 +306,11 @@ class CoroutineRunner(Generic[T]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the protocol has returned or raised."""
+        """Whether the coroutine has returned or raised."""
         return getcoroutinestate(self._steps) == CORO_CLOSED
 
     def _advance(self) -> tuple[bool, Any]:
-        """Run the protocol until it waits again. Return whether it has ended, and its result if it has."""
+        """Run the coroutine until its next step or its end. Return whether it has ended, and its result if it has."""
         answer, error = self._answer, self._error
         self._answer = self._error = None
         with acting_for(self._caller):
@@ -331,7 +348,13 @@ class CoroutineRunner(Generic[T]):
                 self._unknown = raised
 
     async def _wait_for(self, mailbox: LoopMailbox, future: Future[Any], step: Step[Any]) -> None:
-        """Wait until the future of a step is done or the step has timed out."""
+        """Wait in the event loop until the future of a step is done, the step has timed out, or the task is canceled.
+
+        Args:
+            mailbox: The mailbox of the running loop.
+            future: The future of the step.
+            step: The step, which has the timeout.
+        """
         timeout_s = step.timeout_s
         while True:
             waiter: asyncio.Future[None] = mailbox.loop.create_future()
@@ -351,11 +374,12 @@ class CoroutineRunner(Generic[T]):
     async def _wait_or_cancel(self, waiter: Any) -> bool:
         """Wait for an asyncio future. Return False if the task was canceled meanwhile.
 
-        A cancellation is raised in the protocol next, unless it is shielded. After a cancellation, all waits together
-        are limited to ``CLEAN_UP_S``.
+        The caller then raises the cancellation in the coroutine, unless the coroutine is shielded. From the first
+        cancellation on, the coroutine has ``CLEAN_UP_S`` seconds to clean up.
 
         Raises:
-            LeftToBackground: The time for cleanup has passed. The background event loop must complete the protocol.
+            LeftToBackground: The time for cleanup has passed, or the task was canceled again. The background event loop
+                must complete the coroutine.
         """
         until = self._cleaning_until
         try:
@@ -398,14 +422,14 @@ async def _wait_for_cancelled(future: Future[Any], step: Step[Any]) -> None:
 
 
 def with_note(error: BaseException, note: str | None) -> BaseException:
-    """Return the error, with a note unless the note is None."""
+    """Add a note to an error, unless the note is None. Return the error."""
     if note is not None:
         error.add_note(note)
     return error
 
 
 class LeftToBackground(Exception):
-    """Raised when the background event loop must complete a protocol."""
+    """Raised when the background event loop must complete a step coroutine."""
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -43,14 +43,16 @@ class Notifier:
         self._calls.clear()
 
     def wait_for_change(self, version: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
-        """Return an awaitable that waits for the next ``notify_all`` after ``version`` was read.
+        """Return a step that waits for the first ``notify_all`` after ``version`` was read.
 
-        Its result is True, or False after ``timeout_s`` seconds.
+        Its result is True, or False after ``timeout_s`` seconds. It is True at once if ``notify_all`` was called
+        between the read and this call.
         """
         return _VersionChange(self, version, clock, timeout_s)
 
     def call_on_change(self, version: int, call: Callable[[], object]) -> Callable[[], object]:
-        """Call a function once at the next ``notify_all`` after ``version`` was read, or now if it was already called.
+        """Call a function once, at the first ``notify_all`` after ``version`` was read. Call it now if that has
+        happened.
 
         Args:
             version: The notifier's version, as read by the caller.
@@ -93,5 +95,5 @@ class _VersionChange(Step[bool]):
         return create_listener_future(partial(self._notifier.call_on_change, self._version))
 
     def get_timeout_result(self) -> bool:
-        """Return whether the version has changed, after the timeout."""
+        """Return whether the version has changed, checked once more after the timeout."""
         return self._notifier.version != self._version
