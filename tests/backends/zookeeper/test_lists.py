@@ -78,3 +78,20 @@ def test_any_part_of_a_subtree_is_that_part_of_the_whole(backend):
         whole = sorted(key for key in keys if not prefix or key.startswith(prefix + "/"))
         assert [entry.key for entry in found] == [key for key in whole if after is None or key > after][:limit]
         assert all(entry.value == entry.key.encode() for entry in found)
+
+
+def test_many_of_the_longest_keys_are_read_though_no_request_has_room_for_them(backend):
+    prefix = "/".join(["p" * 119] * 40)
+    keys = [f"{prefix}/{number:0119d}" for number in range(400)]
+    for key in keys:
+        result(backend.commit([], [Put(key, b"v")]))
+    absent = [f"{key}/x" for key in keys]
+    assert [entry.key for entry in result(backend.get_many(keys))] == keys
+    assert result(backend.get_many(absent)) == [None] * len(absent)
+    for found in (
+        backend.list(prefix, recursive=False, limit=None, start_after=None),
+        backend.list(prefix, recursive=True, limit=None, start_after=None),
+    ):
+        assert [entry.key for entry in result(found)] == keys
+    assert result(backend.children(prefix)) == [key.rpartition("/")[2] for key in keys]
+    assert result(backend.delete_tree("")) == len(keys)

@@ -253,7 +253,7 @@ class ZooKeeperReader:
         return (yield from self.read_each(context, [wire.encode_get_data(path) for path in paths]))
 
     def read_each(self, context: ReadContext, reads: Sequence[bytes]) -> FutureGenerator[list[Found]]:
-        """Send several encoded reads in one request, and return their results in order."""
+        """Send many encoded reads with few requests, and return their results in order."""
         results: list[Found] = []
 
         def take(body: bytes) -> int:
@@ -286,7 +286,11 @@ class ZooKeeperReader:
         while at < count or flying:
             while at < count and len(flying) < (_IN_FLIGHT if answered else 1):
                 end = min(at + size, count)
-                flying.append(context.connection.call(MULTI_READ, encode(at, end), context.deadline))
+                payload = encode(at, end)
+                while len(payload) > wire.MAX_PAYLOAD:  # a single read never is
+                    end -= (end - at) // 2
+                    payload = encode(at, end)
+                flying.append(context.connection.call(MULTI_READ, payload, context.deadline))
                 at = end
             reply: Reply = yield flying.pop(0)
             received += len(reply.body)
