@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 
+from latchwork.schedules import WallClock
 from latchwork.worker_group import GroupSweeper, find, inspect, inspect_group, submit, sweep
 from latchwork.worker_group import list_events as group_events
 from worker_group.conftest import die
@@ -47,6 +49,17 @@ def test_how_a_group_ended_is_forgotten_after_its_time(store):
     submit(store, "train", 1, keep_ended_s=0.0).terminate()
     submit(store, "other", 1).terminate()
     assert sweep(store).ended == ["train"]
+
+
+def test_a_wall_clock_that_is_ahead_for_a_moment_removes_no_end_of_a_group(store, monkeypatch):
+    submit(store, "train", 1).terminate()
+    ahead_s = [0.0]
+    sweeper = GroupSweeper(store)
+    sweeper._wall_clock = WallClock(store.clock, lambda: time.time() + ahead_s[0])
+    ahead_s[0] = 700_000.0
+    assert sweeper.sweep().ended == []
+    monkeypatch.setattr("latchwork.schedules.wall_clock.CONFIRM_S", 0.0)
+    assert sweeper.sweep().ended == ["train"]  # the clock is right then, as far as anybody can know
 
 
 def test_the_first_worker_of_a_group_sweeps_by_itself_and_leaves_groups_that_may_start(

@@ -97,8 +97,7 @@ class Step(ABC, Generic[T]):
         """
 
     def unknown_outcome_note(self) -> str | None:
-        """Return a note to attach to a cancellation if it is unknown whether the operation was applied. Otherwise None.
-        """
+        """Return a note for a cancellation if it is unknown whether the operation was applied; None otherwise."""
         return None
 
     def get_timeout_result(self) -> T:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from latchwork.errors import Conflict
 from latchwork.primitives.waiting import check_name
+from latchwork.schedules import WallClock
 from latchwork.store.steps import ask, blocking, coroutine_of
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
@@ -53,6 +54,7 @@ class GroupSweeper:
         self._namespace = check_name(namespace, "workers namespace")
         self._abandon_s = abandon_s
         self._since: dict[tuple[str, str, int], float] = {}
+        self._wall_clock = WallClock(self._store.clock)  # a clock that is wrong for a moment removes nothing
 
     @blocking
     async def sweep(self) -> GroupSweepResult:
@@ -112,7 +114,7 @@ class GroupSweeper:
         """
         entry = await ask(self._store.get, keys.ended)
         record = decode_record_or_none(entry)
-        if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:
+        if entry is None or record is None or self._wall_clock.now() - (record.ended or 0.0) < record.keep_ended_s:
             return False
         deleted: bool = await ask(self._store.delete, keys.ended, version=entry.version)
         return deleted

@@ -428,7 +428,9 @@ def tasks(
     """List tasks that have not ended, in the order in which they are taken, with their workers and waiting times."""
     with open_store(url, of_cluster=False) as store:
         found = [task for task in list_tasks(store, name, limit=limit) if state is None or task.phase == state]
-    print_list("tasks", found, _task_row, plain=asdict, right=("age_s", "taken", "failed"), empty="no tasks", as_json=as_json)
+    print_list(
+        "tasks", found, _task_row, plain=asdict, right=("age_s", "taken", "failed"), empty="no tasks", as_json=as_json
+    )
 
 
 def _task_row(task: PendingTask) -> dict[str, str]:
