@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -15,6 +16,9 @@ from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.stored import cluster_store, keys, requests
 from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
+from latchwork.jobs.stored.requests import RunRequest
+from latchwork.jobs.stored.runs import JobOutcome, encode_outcomes
+from latchwork.schedules import WallClock
 
 
 @pytest.fixture
@@ -117,19 +121,24 @@ def test_an_unchanged_pool_that_is_read_again_causes_no_rebalance(memory, cluste
 
 
 @pytest.fixture
-def deposed(memory):
-    """A leader that knows what it knew, and whose ticket is gone."""
+def leader(memory):
+    """A leader, and a pool and a cron progress of a job that nobody has."""
     ticket = memory.put("leader/t", b"")
     fence = memory.fence(ticket.created, Exists(ticket.key))
     memory.put(keys.work_pool_key("gone"), b'{"count":1,"items":["a"]}')
     memory.put("fired/gone/c1", b"{}")
     me = NodeRecord.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL, values=False) as pools:
-        term = Leadership(
+        yield Leadership(
             memory, me, fence, alive=alive, pools=PoolCache(memory, pools), nodes=None, restarts=None, options=options()
         )
-        memory.delete("leader/t")
-        yield term
+
+
+@pytest.fixture
+def deposed(memory, leader):
+    """A leader that knows what it knew, and whose ticket is gone."""
+    memory.delete("leader/t")
+    return leader
 
 
 def everything(store):
@@ -161,6 +170,19 @@ def test_a_leader_without_leadership_trims_no_audit(memory, deposed, monkeypatch
     with pytest.raises(Conflict):
         deposed.delete_expired_records(3600.0)
     assert everything(memory) == before
+
+
+def test_a_wall_clock_that_is_ahead_for_a_moment_removes_no_outcome_and_no_request(memory, leader, monkeypatch):
+    now, ahead_s = time.time(), [0.0]
+    memory.put("outcomes/n1", encode_outcomes([JobOutcome("n1", "report", now, now, None, 0, 0, (), now)]))
+    memory.put("requests/r1", RunRequest("r1", "report", None, now, now + 60.0).to_bytes())
+    leader._wall_clock = WallClock(memory.clock, lambda: time.time() + ahead_s[0])
+    ahead_s[0] = 700_000.0
+    leader.delete_expired_records(3600.0)
+    assert (memory.children("outcomes"), memory.children("requests")) == (["n1"], ["r1"])
+    monkeypatch.setattr("latchwork.schedules.wall_clock.CONFIRM_S", 0.0)
+    leader.delete_expired_records(3600.0)  # the clock is right then, as far as anybody can know
+    assert (memory.children("outcomes"), memory.children("requests")) == ([], [])
 
 
 def test_a_close_at_the_moment_the_manager_begins_to_wait_is_not_missed(memory, cluster, eventually):

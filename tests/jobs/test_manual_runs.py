@@ -158,7 +158,7 @@ def test_a_request_of_many_items_is_not_lost_when_a_manager_removes_its_copy_of_
 
     def overtaken(self, checks=(), ops=()):
         if any(op.key.startswith("requests/") for op in ops) and not swept:
-            swept.append(delete_expired_requests(memory, []))
+            swept.append(delete_expired_requests(memory, time.time(), []))
             assert self.list("manual", recursive=True) == []
         return commit(self, checks, ops)
 
@@ -207,7 +207,7 @@ def test_requests_of_long_ago_are_swept_with_what_became_of_them(store):
         store.put(f"requests/{name}", RunRequest(name, "report", None, 1.0, until_s).to_bytes())
         store.put(f"manual/{name}/ended/1", RunResult("n1", 1, ("a",)).to_bytes())
     store.put("manual/lost/ended/1", b"?")
-    delete_expired_requests(store, [])
+    delete_expired_requests(store, now, [])
     assert (store.children("requests"), store.children("manual")) == (["new"], ["new"])
 
 

@@ -278,5 +278,5 @@ def test_nodes_that_have_gone_are_kept_for_a_time_and_in_bounds(store):
     for n in range(4):
         store.put(f"outcomes/n{n}", encode_outcomes([an_outcome(errors=0, at_s=now - 100.0 * n)]))
     store.put("outcomes/foreign", b"\xff")
-    assert delete_old_outcomes(store, {"n3"}, 150.0, []) == 2
+    assert delete_old_outcomes(store, {"n3"}, now - 150.0, []) == 2
     assert store.children("outcomes") == ["n0", "n1", "n3"]

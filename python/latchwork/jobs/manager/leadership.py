@@ -22,6 +22,7 @@ from latchwork.jobs.stored.chunked_set import commit_all, find_orphaned_chunks
 from latchwork.jobs.stored.nodes import NodeRecord, list_damage_reports
 from latchwork.jobs.stored.requests import delete_expired_requests, delete_old_audit_records
 from latchwork.jobs.stored.runs import delete_old_outcomes
+from latchwork.schedules import WallClock
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
 
@@ -55,6 +56,7 @@ class Leadership:
         self._nodes = nodes
         self._pools = pools
         self._options = options
+        self._wall_clock = WallClock(store.clock)  # a clock that is wrong for a moment removes nothing
         self._assignment = AssignmentStore(
             store, f"{me.incarnation}.{fence.token}", encode_strategies(options.strategies.describe())
         )
@@ -172,8 +174,9 @@ class Leadership:
         self._options.sweep()
         delete_obsolete_progress(self._store, self._pools.read_pools(), [self._fence])
         delete_old_audit_records(self._store, [self._fence])
-        delete_expired_requests(self._store, [self._fence])
-        delete_old_outcomes(self._store, self._list_members(), outcome_keep_s, [self._fence])
+        now_s = self._wall_clock.now()
+        delete_expired_requests(self._store, now_s, [self._fence])
+        delete_old_outcomes(self._store, self._list_members(), now_s - outcome_keep_s, [self._fence])
 
     def _list_members(self) -> dict[str, NodeRecord]:
         found = {}

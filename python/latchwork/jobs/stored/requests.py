@@ -10,7 +10,6 @@ Only the ``trim`` functions and ``read_audit`` do I/O.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -66,10 +65,13 @@ class RunRequest(Record, frozen=True):
         """The seconds within which a node may start runs for the request, counted from when the node first sees it."""
         return self.until_s - self.at_s
 
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the request expired more than a day ago by the wall clock of this process."""
-        return self.until_s + _KEPT_S < time.time()
+    def is_outdated(self, now_s: float) -> bool:
+        """Return whether the request expired more than a day ago.
+
+        Args:
+            now_s: Current time in seconds since the epoch.
+        """
+        return self.until_s + _KEPT_S < now_s
 
     @property
     def progress_prefix(self) -> str:
@@ -139,17 +141,18 @@ def decode_result(value: bytes) -> RunResult | None:
     return None if found is None else replace(found, named=found.named[:MAX_NAMED])
 
 
-def delete_expired_requests(store: Store, checks: list[Check]) -> int:
+def delete_expired_requests(store: Store, now_s: float, checks: list[Check]) -> int:
     """Delete requests that expired more than a day ago, with their results. The leader calls this from time to time.
 
     Args:
         store: The cluster's store.
+        now_s: Current time in seconds since the epoch.
         checks: Checks for each transaction, such as the leader's fence.
     Returns:
         The number of deleted requests.
     """
     listed = {entry.key: decode_request(entry.key, entry.value) for entry in store.list(REQUESTS)}
-    old = [key for key, found in listed.items() if found is None or found.is_outdated]
+    old = [key for key, found in listed.items() if found is None or found.is_outdated(now_s)]
     kept = {key.rpartition("/")[2] for key in listed.keys() - set(old)}
     lost = [name for name in store.children(MANUAL) if name not in kept]
     commit_all(store, checks, [Delete(key) for key in old])

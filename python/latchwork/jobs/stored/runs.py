@@ -8,7 +8,6 @@ Only ``delete_old_outcomes`` does I/O.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -311,7 +310,7 @@ def _round_time(moment_s: float | None) -> float | None:
     return None if moment_s is None else round(moment_s, 1)
 
 
-def delete_old_outcomes(store: Store, running_nodes: Collection[str], keep_s: float, checks: list[Check]) -> int:
+def delete_old_outcomes(store: Store, running_nodes: Collection[str], oldest_s: float, checks: list[Check]) -> int:
     """Delete stored run results of removed nodes if they are old, or if all of them are too large in total.
 
     The leader calls this from time to time.
@@ -319,7 +318,7 @@ def delete_old_outcomes(store: Store, running_nodes: Collection[str], keep_s: fl
     Args:
         store: The cluster's store.
         running_nodes: IDs of the running nodes, whose results are kept.
-        keep_s: Seconds for which the results of a removed node are kept after its last run.
+        oldest_s: Results of a removed node whose last run was earlier are deleted, in seconds since the epoch.
         checks: Checks for each transaction, such as the leader's fence.
     Returns:
         The number of deleted records.
@@ -329,7 +328,7 @@ def delete_old_outcomes(store: Store, running_nodes: Collection[str], keep_s: fl
         for entry in store.list(keys.OUTCOMES)
         if entry.key.partition("/")[2] not in running_nodes
     ]
-    oldest_s, left, old = time.time() - keep_s, _KEPT_BYTES, []
+    left, old = _KEPT_BYTES, []
     for last_s, entry in sorted(gone, key=lambda pair: pair[0], reverse=True):
         left -= len(entry.value)
         if last_s < oldest_s or left < 0:

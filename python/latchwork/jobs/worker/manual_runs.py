@@ -8,6 +8,7 @@ is repeated on the next holder of the items.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -107,10 +108,12 @@ class ManualRuns:
             job: ID of the job.
             items: Items of the job.
         """
-        now = self._store.clock.now()
+        now, wall_s = self._store.clock.now(), time.time()
         with self._mutex:
             known = [each for each in self._requests.values() if each[0].job == job]
-        found = [each for each, seen_at in known if now < seen_at + each.start_window_s and not each.is_outdated]
+        found = [
+            each for each, seen_at in known if now < seen_at + each.start_window_s and not each.is_outdated(wall_s)
+        ]
         among = frozenset(items) if found else frozenset()
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
