@@ -7,6 +7,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
+from latchwork.schedules import WallClock
 from latchwork_workflows.db import Database, definitions, retention
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import (
@@ -339,7 +340,9 @@ def test_a_retention_that_keeps_nothing_is_refused():
             Retention(**wrong)
 
 
-def test_a_master_does_its_chores(stage, tmp_path):
+@pytest.fixture
+def old_runs(stage, tmp_path):
+    """A database with two runs, the newer of which the chores keep; arguments of a master for it."""
     logs = open_logs(str(tmp_path / "logs"))
     logs.set_owner(load_installation(stage.database).id)
     version = stage.apply(a_workflow())
@@ -349,8 +352,24 @@ def test_a_master_does_its_chores(stage, tmp_path):
             row = {"code": version.code, "version": 1, "shard": 0, "state": "success", "active": False, "priority": 2}
             made = sa.insert(workflow_run).values(**row, params={}, schedule_time=at, created_at=at, ended_at=at)
             connection.execute(made)
-    keep = Retention(keep_runs=1)
-    with Master(stage.database, stage.store, logs=logs, keep=keep, chores_every_s=0.1):
+    return {"logs": logs, "keep": Retention(keep_runs=1), "chores_every_s": 0.1}
+
+
+def test_a_master_does_its_chores(stage, old_runs):
+    with Master(stage.database, stage.store, **old_runs):
+        eventually(lambda: stage.count(workflow_run) == 1, 30.0)
+
+
+def test_a_wall_clock_that_has_just_jumped_deletes_no_history(stage, old_runs, monkeypatch):
+    jump_s, passes, run = [-400 * DAY], [], Cleanup.run
+    clock = WallClock(wall_s=lambda: time.time() + jump_s[0])
+    monkeypatch.setattr("latchwork_workflows.master.master.WallClock", lambda: clock)
+    monkeypatch.setattr(Cleanup, "run", lambda self: passes.append(run(self)))
+    jump_s[0] = 0.0
+    with Master(stage.database, stage.store, **old_runs):
+        eventually(lambda: len(passes) >= 2, 30.0)
+        assert stage.count(workflow_run) == 2
+        monkeypatch.setattr("latchwork.schedules.wall_clock.CONFIRM_S", 0.0)
         eventually(lambda: stage.count(workflow_run) == 1, 30.0)
 
 

@@ -235,7 +235,9 @@ class Master:
         pause = partial(context.wait_for_stop, _CHORES_PAUSE_S)
         trouble = self._cleanup_trouble
         try:
-            cleanup.Cleanup(self._tools.database, self._logs, self._keep, pause=pause, trouble=trouble).run()
+            cleanup.Cleanup(
+                self._tools.database, self._logs, self._keep, pause=pause, now=self._tools.now, trouble=trouble
+            ).run()
         except cleanup.PASSING as error:
             trouble.record_failure(error, "old data is deleted later")
         else:
