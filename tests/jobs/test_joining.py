@@ -213,6 +213,17 @@ def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all
     assert memory.children(keys.available_job_key("n1")) == []
 
 
+def test_a_registration_writes_nothing_more_after_the_node_has_left(memory):
+    """A thread of the node that outlived its close would write keys that the cleanup has not listed."""
+    member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+    registration = Registration(memory, memory.open_session(5.0), member, ["report"])
+    assert registration.try_join() is None
+    registration.leave()
+    with pytest.raises(Closed, match="node n1 has left"):
+        registration.write_pool("report", ("a",), None)
+    assert memory.list(keys.WORK_POOL, recursive=True) == []
+
+
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):
     holder = memory.open_session(3.0)
     member = NodeRecord.of_this_process(MemberOptions("n1", 3.0), since=0, ttl_s=3.0)

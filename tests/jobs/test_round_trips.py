@@ -14,7 +14,7 @@ from latchwork.jobs.stored import cluster_store
 #: At most for a start and for a close.
 MOST = {"etcd35": (8, 4), "zookeeper": (11, 5)}
 #: At most for the close of the last node. It lists what is left, which takes ZooKeeper one for each level of keys.
-MOST_FOR_LAST = {"etcd35": 9, "zookeeper": 16}
+MOST_FOR_LAST = {"etcd35": 5, "zookeeper": 7}
 pytestmark = [pytest.mark.serial, pytest.mark.threads]
 
 

@@ -55,6 +55,22 @@ DEFECTS = (
         id_of("jobs/cluster", "a_registration_whose_place_another_start_has_taken_writes_nothing_more"),
     ),
     Defect(
+        "Job node",
+        "the last node lists what to remove before its manager can write no more",
+        "jobs/node/membership.py",
+        "        if manager is not None:\n            manager.close()\n        if departure is not None",
+        "        if departure is not None",
+        id_of("jobs/tidy", "a_leader_that_still_writes_when_its_node_leaves_keeps_no_keys"),
+    ),
+    Defect(
+        "Job node",
+        "a node that has left still writes",
+        "jobs/node/registration.py",
+        "        self._has_left = True\n",
+        "",
+        id_of("jobs/joining", "a_registration_writes_nothing_more_after_the_node_has_left"),
+    ),
+    Defect(
         "Job worker",
         "a lock is released while its run goes on",
         "jobs/worker/runs.py",

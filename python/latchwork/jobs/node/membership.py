@@ -8,7 +8,11 @@ the audit log, cron progress, outcomes, and requested runs. A node sets its stat
 ``versions/worker`` in one transaction before it checks whether others are running. Of nodes that close at the same
 time, the last one to do so finds no other, and the removals of earlier ones stop. A node that joins meanwhile also
 rewrites ``versions/worker`` in its first transaction, which stops the removal. Nothing else guards the removal, so the
-node's session ends while the others are listed, and before anything is removed.
+node's session ends before anything is removed.
+
+The keys to remove are listed once nothing of this node can write them any more: that transaction refuses all later
+writes of its registration, the deletion of its ticket those of its manager. Locks are listed after it has released its
+own.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
@@ -34,7 +39,7 @@ from latchwork.jobs.settings import LiveSettings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import commit_all
 from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
-from latchwork.primitives import forget_free_locks
+from latchwork.primitives.leased import forget_free_of
 from latchwork.store import Backoff, Observers, Session, Store
 from latchwork.types import Check, Delete, Entry, Op
 
@@ -42,6 +47,10 @@ log = logging.getLogger(__name__)
 #: Seconds after which the removal of assignments and work pools stops; the next leader removes the rest.
 _CLEANUP_TIMEOUT_S = 60.0
 _BATCH = 5_000
+#: Number of keys that the last transaction removes besides the guards.
+_IN_LAST = 90
+#: Prefixes of the keys that the last node removes, besides locks and guards.
+_RECORDS = (keys.WORKERS, keys.WORK_POOL)
 
 _JOIN_S = 15.0
 #: Seconds for a registration in progress to finish before its session is closed.
@@ -50,25 +59,57 @@ _REGISTRATION_GRACE_S = 2.0
 _GRACE_S = 1.0
 
 
-def remove_cluster_state(
-    store: Store, node_id: str, running_nodes: Future[list[Entry]], no_change_check: Check
-) -> bool:
+class Departure:
+    """What a node reads after it has left, in case it is the last one. Used by one thread.
+
+    Args:
+        store: The cluster's store.
+        no_change_check: Check that no other node has joined or left since.
+        seems_last: Whether this node seemed to be the only one just before. Then the keys to remove are listed before
+            it is known that no other node stays.
+    """
+
+    def __init__(self, store: Store, no_change_check: Check, *, seems_last: bool) -> None:
+        self.no_change_check = no_change_check
+        self.running_nodes: Future[list[Entry]] = store.start_call("list", keys.ALIVE)
+        self._store = store
+        self._seems_last = seems_last
+        self._listings: dict[str, Future[list[Entry]]] = {}
+
+    def list_early(self, *prefixes: str) -> None:
+        """Begin to list the keys below these prefixes if the node seems to be the last one."""
+        if self._seems_last:
+            with suppress(LatchworkError):  # the store is closed, which the removal reports
+                self.start_listing(*prefixes)
+
+    def start_listing(self, *prefixes: str) -> None:
+        """Begin to list the keys below these prefixes, if that has not begun yet."""
+        for prefix in prefixes:
+            if prefix not in self._listings:
+                self._listings[prefix] = self._store.start_call("list", prefix, recursive=True)
+
+    def get_entries(self, prefix: str) -> list[Entry]:
+        """Wait for the list of the keys below a prefix, and return it."""
+        return self._listings[prefix].result()
+
+
+def remove_cluster_state(store: Store, node_id: str, departure: Departure) -> bool:
     """Remove the cluster's remaining keys if no other node stays.
 
     Args:
         store: The cluster's store.
         node_id: ID of this node, which has left and no longer manages the cluster.
-        running_nodes: The running nodes, listed after this node began to leave.
-        no_change_check: Check that no other node has joined or left since this node began to leave.
+        departure: What this node has begun to read since it left.
     Returns:
         True if the keys were removed. False if another node stays or joins, the time ran out, or the store is
             unreachable.
     """
     try:
-        members = [NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in running_nodes.result()]
+        found = departure.running_nodes.result()
+        members = [NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in found]
         if any(member.worker != node_id and member.state != "leaving" for member in members):
             return False
-        if not _remove_keys(store, no_change_check):
+        if not _remove_keys(store, departure):
             log.info("node %s left some keys of the cluster behind because removing them took too long", node_id)
             return False
     except Conflict as error:
@@ -81,25 +122,28 @@ def remove_cluster_state(
     return True
 
 
-def _remove_keys(store: Store, no_change_check: Check) -> bool:
+def _remove_keys(store: Store, departure: Departure) -> bool:
     """Remove the stored assignments, work pools, free locks and guards of the cluster.
 
-    Args:
-        store: The cluster's store.
-        no_change_check: Check for each transaction except those that remove locks.
     Returns:
         False if the time ran out before all were removed.
     """
-    listings = [store.start_call("list", prefix, recursive=True) for prefix in (keys.WORKERS, keys.WORK_POOL)]
-    forget_free_locks(store)  # a lock that is acquired meanwhile stays
-    removals = [Delete(entry.key) for listing in listings for entry in listing.result()]  # manifests before chunks
-    # The checked key is the last one, so that it exists until the last transaction.
-    removals += [Delete(key) for key in (keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER)]
+    checks = [departure.no_change_check]  # of each transaction except those that remove locks
+    departure.start_listing(*_RECORDS, keys.LOCKS)
+    removals = [Delete(entry.key) for prefix in _RECORDS for entry in departure.get_entries(prefix)]
+    first, last = removals[:-_IN_LAST], removals[-_IN_LAST:]  # manifests before chunks
     deadline_s = store.clock.now() + _CLEANUP_TIMEOUT_S
-    for at in range(0, len(removals), _BATCH):
+    for at in range(0, len(first), _BATCH):
         if store.clock.now() >= deadline_s:
             return False
-        commit_all(store, [no_change_check], removals[at : at + _BATCH])
+        commit_all(store, checks, first[at : at + _BATCH])
+    if store.clock.now() >= deadline_s:
+        return False
+    # The checked key is in the last transaction, so that it exists until then.
+    guards = [Delete(key) for key in (keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER)]
+    removing = store.start_call("commit", checks, [*last, *guards])
+    forget_free_of(store, departure.get_entries(keys.LOCKS))  # a lock that is acquired meanwhile stays
+    removing.result()
     return True
 
 
@@ -135,6 +179,7 @@ class NodeMembership:
         self._joining: Session | None = None  # of a registration in progress
         self._registration: Registration | None = None
         self._manager: ClusterManager | None = None
+        self._departure: Departure | None = None
         self._trouble = TroubleLog(log)
         self._wake = Signal()
         self._closing = Signal()
@@ -191,15 +236,13 @@ class NodeMembership:
         self._wake.set()
         self._pools.abort()
 
-    def close(self, final_writes: Collection[Op] = (), *, no_runs_left: bool = True) -> None:
-        """Give up leadership, remove this node from the cluster, and end its session.
+    def leave(self, final_writes: Collection[Op] = ()) -> None:
+        """Give up leadership and remove this node from the cluster, except that its session does not end.
 
-        Idempotent. Callable from any thread except the membership's own.
+        Idempotent. Callable from any thread except the membership's own. Call ``close`` afterwards.
 
         Args:
             final_writes: A few other writes, for the transaction with which this node leaves.
-            no_runs_left: Whether all runs of this node have ended. Then the cluster's keys are removed if no other node
-                stays.
         """
         self.abort()
         if self._thread.ident is not None:
@@ -216,31 +259,45 @@ class NodeMembership:
             self._registration = self._manager = None
         if manager is not None:
             manager.resign()  # its answer comes while this node unregisters
-        if session is None:
-            return
-        left = None
-        if registration is not None and session.state in {"active", "suspect"}:
-            left = self._leave(registration, final_writes)
+        departure = None
+        if session is not None and registration is not None and session.state in {"active", "suspect"}:
+            departure = self._unregister(registration, final_writes)
         if manager is not None:
             manager.close()
-        session.close()
-        if left is not None and no_runs_left:
-            remove_cluster_state(self._store, self._options.node_id, *left)
+        if departure is not None:
+            departure.list_early(*_RECORDS)  # now that neither this node nor its manager can write any
+        with self._mutex:
+            self._departure = departure or self._departure
 
-    def _leave(
-        self, registration: Registration, final_writes: Collection[Op]
-    ) -> tuple[Future[list[Entry]], Check] | None:
-        """Store that this node leaves, and begin to list the running nodes.
+    def close(self, *, no_runs_left: bool = True) -> None:
+        """End this node's session. Call ``leave`` before.
 
-        Returns:
-            The running nodes, and the check that no other node has joined or left since; None if this node could not
-            unregister.
+        Idempotent. Callable from any thread except the membership's own.
+
+        Args:
+            no_runs_left: Whether all runs of this node have ended and their locks are released. Then the cluster's keys
+                are removed if no other node stays.
         """
+        with self._mutex:
+            session = self._session
+            departure, self._departure = self._departure if no_runs_left else None, None
+        if session is None:
+            return
+        if departure is not None:
+            departure.list_early(keys.LOCKS)
+        session.close()
+        if departure is not None:
+            remove_cluster_state(self._store, self._options.node_id, departure)
+
+    def _unregister(self, registration: Registration, final_writes: Collection[Op]) -> Departure | None:
+        """Store that this node leaves. Return None if that failed."""
+        node_id = self._options.node_id
         try:
-            unchanged = registration.leave(final_writes)
-            return self._store.start_call("list", keys.ALIVE), unchanged
+            running_nodes = self._store.start_call("children", keys.ALIVE, stale_ok=True)
+            no_change_check = registration.leave(final_writes)
+            return Departure(self._store, no_change_check, seems_last=running_nodes.result() == [node_id])
         except LatchworkError as error:
-            log.info("node %s could not unregister; the end of its session does it: %s", self._options.node_id, error)
+            log.info("node %s could not unregister; the end of its session does it: %s", node_id, error)
             return None
 
     def _on_settings_changed(self) -> None:

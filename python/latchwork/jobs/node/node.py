@@ -334,9 +334,14 @@ class JobManager:
         log.info("node %s is closing", self.node_id)
         clock = self._store.clock if self._store is not None else None
         began = clock.now() if clock is not None else 0.0
+        timeout_s = self._close_timeout_s
         stuck: list[str] = []
         if self._worker is not None:
-            timeout_s = self._close_timeout_s
+            self._worker.stop_runs(timeout_s)
+        last_results = self._reporter.close()
+        if self._membership is not None:
+            self._membership.leave(last_results)  # while the last locks are released
+        if self._worker is not None:
             stuck = self._worker.close(timeout_s)
             for job_id in stuck:
                 log.error(
@@ -346,9 +351,8 @@ class JobManager:
                     timeout_s,
                     self.node_id,
                 )
-        last_results = self._reporter.close()
         if self._membership is not None:
-            self._membership.close(last_results, no_runs_left=not stuck)
+            self._membership.close(no_runs_left=not stuck)
         self._settings.close()
         if self._owned is not None:
             try:

@@ -57,11 +57,19 @@ class Registration:
         self._jobs = tuple(sorted(jobs))
         self.names = ChunkNamer(member.incarnation)
         self._alive: Entry | None = None
+        self._has_left = False
 
     @property
     def fences(self) -> list[Check]:
-        """The checks that every write of this registration includes. Available after ``join``."""
+        """The checks that every write of this registration includes. Available after ``join``.
+
+        Raises:
+            Closed: The node has left.
+        """
         assert self._alive is not None, "join first"
+        if self._has_left:  # a thread that outlived its close writes nothing that the cleanup did not list
+            msg = f"node {self.member.worker} has left and stores nothing more"
+            raise Closed(msg)
         return [self._session.fence, At(self._alive)]
 
     def try_join(self) -> NodeRecord | None:
@@ -218,7 +226,7 @@ class Registration:
 
     def leave(self, final_writes: Collection[Op] = ()) -> Check:
         """Store that the node is leaving, and delete the list of jobs that it can run. The session deletes its
-        ``alive`` key.
+        ``alive`` key. No other write of this registration succeeds from then on.
 
         Args:
             final_writes: A few other writes for the same transaction.
@@ -235,4 +243,5 @@ class Registration:
         ops += [Delete(keys.available_job_key(me, job)) for job in self._jobs]
         self._alive, guard, *_ = self._store.commit(self.fences, ops[:MAX_OPS]).entries
         commit_all(self._store, self.fences, ops[MAX_OPS:])
+        self._has_left = True
         return At(guard)

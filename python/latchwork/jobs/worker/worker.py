@@ -213,6 +213,7 @@ class JobWorker:
         self._close_by = math.inf
         self._closer: JobRun | None = None
         self._has_locks_left = False
+        self._may_leave = Signal()  # set while closing, once no run is left and few locks are, or the thread has ended
         self._guard = RunWatchdog(node_id, self._list_live_runs, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
@@ -314,15 +315,14 @@ class JobWorker:
     def _get_stop_margin_s(self) -> float:
         return compute_stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
 
-    def close(self, timeout_s: float) -> list[str]:
-        """Ask all runs to stop, wait for them, and release their locks. Idempotent; callable from any thread.
+    def stop_runs(self, timeout_s: float) -> None:
+        """Ask all runs to stop, and wait for them. Idempotent; callable from any thread.
 
-        A call from within a run does not wait for that run. The locks of runs that did not stop expire by themselves.
+        The locks of ended runs are released meanwhile. The last ones, if they are few, may still be released after the
+        return. A call from within a run does not wait for that run.
 
         Args:
             timeout_s: Seconds to wait, which ``shorten_close`` can shorten.
-        Returns:
-            The jobs with runs that did not stop.
         """
         self.shorten_close(timeout_s)
         self._closing.set()
@@ -332,6 +332,22 @@ class JobWorker:
             run.stop()
         self._guard.finish()
         self._wake.set()
+        if self._thread is not threading.current_thread():
+            self._join(self._may_leave.wait, lambda: self._thread.is_alive() and not self._may_leave.is_set(), _GRACE_S)
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Stop all runs as ``stop_runs`` does, release their locks, and end all threads. Idempotent; callable from any
+        thread.
+
+        The locks of runs that did not stop expire by themselves.
+
+        Args:
+            timeout_s: Seconds to wait, which ``shorten_close`` can shorten.
+        Returns:
+            The jobs with runs that did not stop.
+        """
+        self.stop_runs(timeout_s)
+        runs = self._list_live_runs()
         for thread in (self._thread, self._guard.thread):
             if thread.is_alive() and thread is not threading.current_thread():
                 self._join(thread.join, thread.is_alive, _GRACE_S)
@@ -354,7 +370,7 @@ class JobWorker:
         self._close_by = min(self._close_by, self._clock.now() + timeout_s)
         self._wake.set()
 
-    def _join(self, join: Callable[[float], None], is_alive: Callable[[], bool], grace_s: float = 0.0) -> None:
+    def _join(self, join: Callable[[float], object], is_alive: Callable[[], bool], grace_s: float = 0.0) -> None:
         while is_alive() and (left_s := self._close_by + grace_s - self._clock.now()) > 0.0:
             join(min(left_s, _JOIN_POLL_S))
 
@@ -369,19 +385,26 @@ class JobWorker:
             log.warning("node %s: locks could not be released and will expire: %s", self._node_id, error)
 
     def _loop(self) -> None:
-        while True:
-            self._wake.clear()
-            closing = self._closing.is_set()
-            delay_s, failed = self._try_reconcile(closing)
-            if closing and self._is_finished():
-                return
-            # After a failure only closing shortens the pause, because an outage causes many events.
-            self._clock.wait(self._closing if failed and not closing else self._wake, delay_s)
+        try:
+            while True:
+                self._wake.clear()
+                closing = self._closing.is_set()
+                delay_s, failed = self._try_reconcile(closing)
+                if closing and self._is_finished():
+                    return
+                # After a failure only closing shortens the pause, because an outage causes many events.
+                self._clock.wait(self._closing if failed and not closing else self._wake, delay_s)
+        finally:
+            self._may_leave.set()
 
     def _is_finished(self) -> bool:
         if self._clock.now() >= self._close_by:
             return True
-        return not self._has_locks_left and all(run is self._closer for run in self._list_live_runs())
+        return not self._has_locks_left and not self._has_runs_left()
+
+    def _has_runs_left(self) -> bool:
+        """Return whether runs are active, besides the one that closes this worker."""
+        return any(run is not self._closer for run in self._list_live_runs())
 
     def _try_reconcile(self, closing: bool) -> tuple[float | None, bool]:
         try:
@@ -412,6 +435,8 @@ class JobWorker:
             state.apply_options(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
         for job_id, state in self._states.items():  # without I/O first, so that nothing delays a stop
             planned.append((state, self._update_runs(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
+        if closing and not self._has_runs_left() and sum(map(len, held.values())) <= LOCK_BATCH:
+            self._may_leave.set()  # with more locks, other nodes would try too many that are not released yet
         again = self._update_locks(planned, self._clock.now() - began, closing=closing)
         self._has_locks_left = closing and again
         if again:
@@ -475,10 +500,10 @@ class JobWorker:
 
     def _remove_ended(self, state: LocalJob) -> None:
         ended = state.remove_ended_runs(self._now())
+        self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
         with self._mutex:
             for run in ended:
                 self._live.pop(run.number, None)
-        self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
     def _update_locks(self, planned: list[tuple[LocalJob, RunActions]], last_check_s: float, *, closing: bool) -> bool:
         """Release and acquire locks of all jobs for about a second.

@@ -2,3 +2,7 @@
 
 ``latchwork.primitives`` exports the public names. Begin with ``protocol`` and ``keeper``.
 """
+
+from latchwork.primitives.leased.inspect import forget_free_of
+
+__all__ = ["forget_free_of"]

@@ -122,7 +122,22 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
         at_most: Examine at most this many locks. None for no limit.
     """
     table = LockTable(store)
-    found = (await table.list_locks(below))[:at_most]
+    return await _forget_free(table, (await table.list_locks(below))[:at_most])
+
+
+@blocking
+async def forget_free_of(store: Store, found: Sequence[Entry]) -> int:
+    """Remove the records of those locks that are free, and return how many were removed. A lock that has changed since
+    it was read stays.
+
+    Args:
+        store: The store of the locks.
+        found: The entries of the locks.
+    """
+    return await _forget_free(LockTable(store), found)
+
+
+async def _forget_free(table: LockTable, found: Sequence[Entry]) -> int:
     names = {state.name for state in await read_states(table, found) if state.holder is None}
     free = [entry for entry in found if table.get_lock_name(entry.key) in names]
     removed = 0
