@@ -13,13 +13,15 @@ import uuid
 import pytest
 
 from latchwork import Closed, Conflict, Exists, NodeIdInUse, SessionLost, connect
-from latchwork.jobs import Job, JobManager, inspect
+from latchwork.jobs import Job, JobManager, WorkPoolFailed, inspect
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
+from latchwork.jobs.node.pools import PoolReader
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import chunked_set, cluster_store, keys
 from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
+from latchwork.store import Store
 from patience import eventually
 from signalling import signals_later
 
@@ -211,6 +213,59 @@ def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all
     assert memory.children(keys.available_job_key("n1")) == jobs
     registration.leave()
     assert memory.children(keys.available_job_key("n1")) == []
+
+
+def test_pools_of_jobs_that_the_first_transaction_did_not_hold_are_read_after_these_jobs_are_stored(
+    memory, cluster, monkeypatch
+):
+    """Until then, a cleanup may delete them, because no running node can run these jobs."""
+    cluster.node(memory, "stays", [])
+    jobs = [idle(f"job-{number:03d}") for number in range(100)]
+    cluster.node(memory, "n1", jobs).close()
+    late = keys.work_pool_key("job-099")
+    assert memory.get(late) is not None
+    store_available_jobs, start_reading = Registration.store_available_jobs, PoolReader.start_reading_stored
+
+    def read_at_once(pools):
+        stored = start_reading(pools)
+        stored.result()
+        return stored
+
+    def after_a_cleanup(registration):
+        memory.delete(late)
+        return store_available_jobs(registration)
+
+    monkeypatch.setattr(PoolReader, "start_reading_stored", read_at_once)
+    monkeypatch.setattr(Registration, "store_available_jobs", after_a_cleanup)
+    cluster.node(memory, "n1", jobs)
+    assert memory.get(late) is not None
+
+
+def test_a_start_whose_work_pool_cannot_be_read_leaves_no_session(memory, monkeypatch):
+    """The session is opened before the pool is read, so that the node waits for neither."""
+    opened = []
+    open_session = Store.open_session
+    monkeypatch.setattr(Store, "open_session", lambda *given: opened.append(open_session(*given)) or opened[-1])
+
+    def pool():
+        raise OSError("no database")
+
+    with pytest.raises(WorkPoolFailed):
+        JobManager(memory, "n1", idle(pool=pool)).start()
+    assert [session.state for session in opened] == ["closed"]
+
+
+def test_a_session_that_ends_while_a_slow_work_pool_is_read_is_replaced(memory, cluster):
+    def pool():
+        if not ended:
+            ended.append(cluster.nodes[0]._membership.get_newest_session())
+            ended[0].mark_ended()
+        return ["a"]
+
+    ended = []
+    node = cluster.node(memory, "n1", idle(pool=pool))
+    assert ended[0].state == "lost"
+    assert node.health().ok
 
 
 def test_a_registration_writes_nothing_more_after_the_node_has_left(memory):

@@ -134,9 +134,10 @@ def test_a_job_that_is_disabled_when_a_node_starts_is_so_from_the_first_moment(m
     Control(memory).change_job("report", enabled=False)
     mirror = memory.mirror(stored.SETTINGS)
     monkeypatch.setattr(mirror, "on_change", lambda _listener: None)  # its first batch comes later, some time
-    monkeypatch.setattr(memory, "mirror", lambda _prefix: mirror)
+    monkeypatch.setattr(memory, "mirror", lambda _prefix, **_options: mirror)
     settings = LiveSettings({"report": Job("report", work_pool=["a"], run=print, schedule=FixedDelay(1.0))})
-    settings.start(memory)
+    settings.watch(memory)
+    settings.wait_ready()
     assert not settings.is_enabled("report")
     settings.close()
 
@@ -147,7 +148,8 @@ def test_what_is_stored_when_a_node_starts_is_no_change_of_the_schedule_and_what
     times = iter([100.0, 200.0])
     settings = LiveSettings({"report": job}, wall_s=lambda: next(times))
     assert settings.options("report").schedule_since_s is None
-    settings.start(memory)
+    settings.watch(memory)
+    settings.wait_ready()
     assert settings.options("report").schedule_since_s is None
     Control(memory).change_job("report", schedule=Cron("0 4 * * *"))
     eventually(lambda: settings.options("report").schedule_since_s == 100.0)
@@ -156,6 +158,14 @@ def test_what_is_stored_when_a_node_starts_is_no_change_of_the_schedule_and_what
     Control(memory).change_job("report", schedule=None)
     eventually(lambda: settings.options("report").schedule_since_s == 200.0)
     settings.close()
+
+
+def test_options_that_are_stored_when_a_node_starts_are_not_logged_as_changed(memory, cluster, eventually, caplog):
+    caplog.set_level(logging.INFO)
+    Control(memory).change_job("report", jitter_s=5.0)
+    node = cluster.node(memory, "n1", cluster.endless(items=["a"]))
+    eventually(lambda: node.stats().jobs["report"].items)
+    assert "options changed" not in caplog.text
 
 
 @pytest.mark.serial

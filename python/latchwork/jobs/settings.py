@@ -37,6 +37,7 @@ from latchwork.jobs.options import (
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.schedules import Schedule
 from latchwork.store import Mirror, Store
+from latchwork.store.steps import run
 from latchwork.types import Entry
 
 log = logging.getLogger(__name__)
@@ -279,7 +280,7 @@ class ConfigurableJob(Protocol):
 class LiveSettings:
     """The current settings of a cluster, and the effective options of a node's jobs.
 
-    ``start`` reads the settings and watches them for changes, ``close`` stops that.
+    ``watch`` starts to follow the stored settings, ``wait_ready`` waits until they are known, ``close`` stops that.
 
     Args:
         jobs: Jobs of this node; a change of their options counts as a change of the settings.
@@ -305,6 +306,7 @@ class LiveSettings:
         self.now = Settings()
         self._reader = SettingsReader()
         self._listeners: list[Callable[[], None]] = []
+        self._store: Store | None = None
         self._mirror: Mirror | None = None
         self._unsubscribe = [job.subscribe(self._on_job_change) for job in jobs.values()]
 
@@ -329,13 +331,20 @@ class LiveSettings:
         """Register a listener that is called after each change of the settings. It must not block."""
         self._listeners.append(listener)
 
-    def start(self, store: Store) -> None:
-        """Read the settings, so that no disabled job starts, and watch them for changes.
+    def watch(self, store: Store) -> None:
+        """Start to watch the stored settings, without waiting. They have no effect before ``wait_ready``."""
+        self._store = store
+        self._mirror = store.mirror(SETTINGS, wait=False)
+
+    def wait_ready(self) -> None:
+        """Wait until the stored settings are known, so that no disabled job starts, and follow their changes.
 
         Raises:
             Unavailable: The store did not answer.
         """
-        self._mirror = store.mirror(SETTINGS)
+        assert self._store is not None, "watch first"
+        assert self._mirror is not None
+        run(self._store.ready(self._mirror))
         self._apply_entries(self._mirror.snapshot().values())
         self._schedules.clear()  # nothing has run yet, so the stored settings count from the start
         self._mirror.on_change(lambda _batch: self._reread())

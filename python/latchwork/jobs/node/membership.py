@@ -21,9 +21,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
@@ -187,8 +187,8 @@ class NodeMembership:
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
-        """Read the work pools, register the node, and stand for election. After a failure, nothing of the node is left
-        in the store.
+        """Wait for the settings, read the work pools, register the node, and stand for election. After a failure,
+        nothing of the node is left in the store.
 
         Raises:
             WorkPoolFailed, InvalidJob: A work pool cannot be read.
@@ -196,8 +196,15 @@ class NodeMembership:
             SessionLost: The registration ended before it was complete.
             Unavailable, OutcomeUnknown: The store did not answer.
         """
-        self._pools.read_all()
-        self._register()
+        stored = self._pools.start_reading_stored()
+        with self._new_session() as session:
+            self._settings.wait_ready()  # they arrive, like the stored pools, while the session is opened
+            self._pools.read_all(stored)
+            has_ended = session.has_ended  # while slow work pools were read
+            if not has_ended:
+                self._register_on(session)
+        if has_ended:
+            self._register()
         self._pools.start()
         self._thread.start()
 
@@ -308,7 +315,13 @@ class NodeMembership:
             manager.request_check()
 
     def _register(self) -> None:
-        """Register on a new session, if the node is not being closed.
+        """Register on a new session. Raises the errors of ``_new_session``."""
+        with self._new_session() as session:
+            self._register_on(session)
+
+    @contextmanager
+    def _new_session(self) -> Iterator[Session]:
+        """Open a session to register on, if the node is not being closed, and close it if the registration fails.
 
         Raises:
             Closed: The node is closing; nothing was stored.
@@ -319,7 +332,7 @@ class NodeMembership:
         with self._mutex:
             self._joining = session
         try:
-            self._register_on(session)
+            yield session
         except Conflict as error:  # a fence of the registration, or other nodes that took the same ID and left it again
             session.close()
             raise SessionLost(
@@ -339,12 +352,15 @@ class NodeMembership:
             raise Closed(msg)
 
     def _register_on(self, session: Session) -> None:
+        self._refuse_closing()
         options = self._options
         member = NodeRecord.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
         registration = Registration(self._store, session, member, self._jobs)
         registration.join(_GRACE_S, self._closing)
-        registration.store_available_jobs()
-        self._pools.store_last_read_pools(registration, self._refuse_closing)
+        stored = self._pools.start_reading_stored()
+        if registration.store_available_jobs():
+            stored = self._pools.start_reading_stored()
+        self._pools.store_last_read_pools(registration, stored, self._refuse_closing)
         self._refuse_closing()
         registration.mark_ready()
         manager = ClusterManager(

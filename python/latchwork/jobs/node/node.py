@@ -287,7 +287,7 @@ class JobManager:
         assert not isinstance(store, str)
         context_store = store.namespace(self._namespace) if self._namespace else store
         self._store = cluster_store(context_store)
-        self._settings.start(self._store)
+        self._settings.watch(self._store)
         worker = JobWorker(
             self._store,
             self.node_id,

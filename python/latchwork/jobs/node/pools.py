@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,6 +30,9 @@ from latchwork.store import Observers, Store
 from latchwork.types import Entry
 
 log = logging.getLogger(__name__)
+
+#: The entries of the stored manifests of all jobs, None for a job without one.
+Manifests = Future[list[Entry | None]]
 
 _JOIN_S = 2.0
 _RETRY_S = 2.0
@@ -83,36 +87,45 @@ class PoolReader:
         self._unsubscribe = [job.subscribe(partial(self._on_job_change, job_id)) for job_id, job in jobs.items()]
         self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
 
-    def read_all(self) -> None:
+    def start_reading_stored(self) -> Manifests:
+        """Begin to read the manifests of the stored pools of all jobs."""
+        manifests: Manifests = self._store.start_call("get_many", [keys.work_pool_key(job_id) for job_id in self._jobs])
+        return manifests
+
+    def read_all(self, stored: Manifests) -> None:
         """Call the work pool functions of all jobs, in the calling thread.
 
+        Args:
+            stored: The manifests of the stored pools.
         Raises:
             WorkPoolFailed, InvalidJob: A pool cannot be read; the remaining pools are not read.
             Unavailable: The store did not answer.
         """
-        stored = self._store.get_many([keys.work_pool_key(job_id) for job_id in self._jobs])
-        for (job_id, job), manifest in zip(self._jobs.items(), stored, strict=True):
+        for (job_id, job), manifest in zip(self._jobs.items(), stored.result(), strict=True):
             if self._closing.is_set():
                 return
             reading = self._call_pool_function(job, None if manifest is None else manifest.version)
             with self._mutex:
                 self._good[job_id] = reading
 
-    def store_last_read_pools(self, registration: Registration, check_open: Callable[[], None]) -> None:
+    def store_last_read_pools(
+        self, registration: Registration, stored: Manifests, check_open: Callable[[], None]
+    ) -> None:
         """Store the work pools as they were last read, for a new registration of this node.
 
         If another node has stored a pool since then, that pool is kept, and this node reads its own pool again at once.
 
         Args:
             registration: The new registration.
+            stored: The manifests of the stored pools, read after the node had stored that it can run the jobs.
             check_open: Called before each pool; raises an exception if the node is closing.
         Raises:
             LatchworkError: A pool could not be stored.
         """
         with self._mutex:
             readings = dict(self._good)
-        manifests = self._store.get_many([keys.work_pool_key(job_id) for job_id in readings])
-        for (job_id, reading), manifest in zip(readings.items(), manifests, strict=True):
+        for job_id, manifest in zip(self._jobs, stored.result(), strict=True):
+            reading = readings[job_id]
             check_open()
             before = self._store_pool(registration, job_id, reading, [manifest])
             if before in {reading.items, ()}:

@@ -145,17 +145,22 @@ class Registration:
                     raise Closed(msg)
                 other = self.try_join()
 
-    def store_available_jobs(self) -> None:
+    def store_available_jobs(self) -> bool:
         """Make the stored list of jobs that this node can run equal to its current jobs.
 
         An earlier start may have left other jobs, and ``join`` stores only as many as fit into its transaction. Call it
         before the pools are written; ``Leadership.delete_unused_pools`` explains why.
+
+        Returns:
+            True if more jobs were stored. The pools of these may have been deleted since ``join``.
         """
         me = self.member.worker
         stored = set(self._store.children(keys.available_job_key(me)))
         ops: list[Op] = [Delete(keys.available_job_key(me, job)) for job in sorted(stored.difference(self._jobs))]
-        ops += [Put(keys.available_job_key(me, job), b"{}") for job in self._jobs if job not in stored]
+        more: list[Op] = [Put(keys.available_job_key(me, job), b"{}") for job in self._jobs if job not in stored]
+        ops += more
         commit_all(self._store, self.fences, [*ops, Put(keys.GUARD_WORKER, b"{}")] if ops else [])
+        return bool(more)
 
     def write_pool(
         self, job: str, items: tuple[str, ...], seen_version: Hashable, known_manifest: Sequence[Entry | None] = ()

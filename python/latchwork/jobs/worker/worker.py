@@ -226,9 +226,13 @@ class JobWorker:
         self._manual_runs.start(self._on_requests_changed)
 
     def start(self) -> None:
-        """Wait until the items of this node are known, and start the threads that run them."""
+        """Wait until the items of this node are known, and start the threads that run them. The settings must be
+        known.
+        """
         assert self._shares is not None, "watch first"
         self._shares.wait_ready()
+        for job_id, state in self._states.items():
+            state.options = self._settings.options(job_id)
         self._settings.on_change(self._on_settings_changed)
         self._on_settings_changed()
         self._guard.thread.start()
