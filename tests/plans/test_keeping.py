@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ import latchwork.plans.worker
 from latchwork.errors import Conflict
 from latchwork.plans import NoResult, PlanState, PlanWorker, drafts
 from latchwork.plans.records import PlanRecord
+from latchwork.schedules import WallClock
 from plans.work import (
     FUNCTIONS,
     WAIT_S,
@@ -168,6 +171,28 @@ def test_a_worker_sweeps_by_itself(store, plans, plan_store, monkeypatch):
     with PlanWorker(store, functions=FUNCTIONS):
         wait_until(lambda: plans.list() == [])
         nothing_left(store)
+
+
+def test_a_wall_clock_that_has_just_jumped_removes_no_plan(store, plans, monkeypatch):
+    jump_s, sweeps, sweep = [-86_400.0], [], latchwork.plans.worker.sweep_plans
+    clock = WallClock(store.clock, lambda: time.time() + jump_s[0])
+
+    async def count(*args):
+        sweeps.append(await sweep(*args))
+
+    monkeypatch.setattr(latchwork.plans.worker, "WallClock", lambda _clock: clock)
+    monkeypatch.setattr(latchwork.plans.worker, "sweep_plans", count)
+    monkeypatch.setattr(latchwork.plans.worker, "_SWEEP_S", 0.1)
+    jump_s[0] = 0.0
+    with PlanWorker(store, functions=FUNCTIONS):
+        with plans.new(keep_s=0.0) as plan:
+            plan.add(add, 1)
+        plan.handle.wait(WAIT_S)
+        before = len(sweeps)
+        wait_until(lambda: len(sweeps) >= before + 2)
+        assert [plan_id for plan_id, _ in plans.list()] == [plan.id]
+        monkeypatch.setattr("latchwork.schedules.wall_clock.CONFIRM_S", 0.0)
+        wait_until(lambda: plans.list() == [])
 
 
 def test_a_worker_remembers_nothing_of_ended_plans_but_their_records(plans, worker):

@@ -11,7 +11,7 @@ from latchwork.plans.drafts import start_draft
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.handle import PlanHandle, PlanStatus
 from latchwork.plans.keys import MAX_PLAN_ID, NAME, check_id
-from latchwork.plans.plan_store import PlanStore
+from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.removal import sweep_plans
 from latchwork.store import Store
@@ -114,7 +114,7 @@ class Plans:
         Returns:
             The number of affected plans.
         """
-        return await sweep_plans(self._plan_store)
+        return await sweep_plans(self._plan_store, now_ms())
 
 
 def inspect(store: Store, name: str = NAME) -> list[PlanStatus]:

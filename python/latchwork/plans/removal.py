@@ -317,9 +317,12 @@ class PlanRetention:
         return True
 
 
-async def sweep_plans(plan_store: PlanStore) -> int:
+async def sweep_plans(plan_store: PlanStore, now_ms: float) -> int:
     """Remove drafts of dead builders, leftover keys of removed plans, expired plans and expired results.
 
+    Args:
+        plan_store: The store of the plans.
+        now_ms: Current time in milliseconds since the epoch.
     Returns:
         The number of affected plans.
     """
@@ -336,7 +339,7 @@ async def sweep_plans(plan_store: PlanStore) -> int:
         draft = plan_store.keys.draft_key(plan_id)
         if record.state is PlanState.DRAFT and await ask(plan_store.store.get, draft) is None:  # its builder has died
             count += await delete_plan_now(plan_store, plan_id, entry, record)
-    count += await PlanRetention(plan_store).delete_expired(plans.values(), now_ms())
+    count += await PlanRetention(plan_store).delete_expired(plans.values(), now_ms)
     for plan_id in sorted(stored_ids - plans.keys()):  # left by builders and workers that continued after the removal
         count += await delete_plan_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
     return count

@@ -266,7 +266,7 @@ class PlanWorkerSession:
                 if clock.now() >= sweep_at:
                     share = self.peers.get_shard()
                     if share.of and share.rank == 0:
-                        await sweep_plans(self._plan_store)
+                        await sweep_plans(self._plan_store, now_ms)
                     sweep_at = clock.now() + _SWEEP_S
             except Closed:
                 return
