@@ -48,7 +48,7 @@ def test_a_completion_alone_does_not_pass_a_barrier(team, all_at_once, in_thread
     assert waiting.outcome() == 0
 
 
-@pytest.mark.parametrize(("op", "key"), [("get", "opened"), ("children", "barriers/0"), ("commit", "record")])
+@pytest.mark.parametrize(("op", "key"), [("get_many", "opened"), ("children", "barriers/0"), ("commit", "record")])
 def test_a_barrier_that_opens_while_a_worker_completes_passes(
     connect, worker, in_thread, all_at_once, store, eventually, op, key
 ):

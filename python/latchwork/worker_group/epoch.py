@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork.errors import BarrierBroken, Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.errors import BarrierBroken, Closed, Conflict, OutcomeUnknown, Unavailable
 from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import Expected, prepare_arrivals
 from latchwork.primitives.waiting import Ownership
@@ -22,7 +22,7 @@ from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRemoved
 from latchwork.worker_group.keys import format_rank
 from latchwork.worker_group.membership import WorkerMembership
-from latchwork.worker_group.observation import explain_exit, explain_refused_write
+from latchwork.worker_group.observation import WorkerState, explain_exit, explain_refused_write, read_worker_state
 from latchwork.worker_group.records import COMPLETED, FULLY_FAILED, WorkerInfo, decode_epoch, format_first_values
 from latchwork.worker_group.transactions import (
     BarrierArrivals,
@@ -126,14 +126,14 @@ class WorkerEpoch:
             with suppress(Closed):
                 await coroutine_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
-    async def build_all_arrivals(self) -> BarrierArrivals:
+    async def build_all_arrivals(self, opened: Entry | None) -> BarrierArrivals:
         """Build the checks and writes with which this worker arrives at all open barriers of the epoch, for a
         transaction.
+
+        Args:
+            opened: The key that each opening of a barrier writes, read before this call.
         """
         keys = self._keys
-        opened = await ask(
-            self._store.get, keys.opened
-        )  # read before the barriers, because opening one later changes it
         names = await ask(self._store.children, keys.barriers_prefix(self.epoch))
         barriers = [keys.barrier_key(self.epoch, name) for name in names]
         checks, ops = await prepare_arrivals(self._store, barriers, format_rank(self._membership.info.rank))
@@ -209,10 +209,7 @@ class RecordWriter:
         Raises:
             LatchworkError: The worker is not in the group anymore.
         """
-        entry = await ask(self._store.get, self._membership.keys.record)
-        if entry is None or decode_record_or_none(entry, self._membership.keys.run) is None:
-            raise await self._explain_exit() or GroupTerminated(f"{self._what}: the group no longer exists")
-        return GroupSnapshot(self._membership.keys, entry, time.time())
+        return await self._build_snapshot(await self._read_state())
 
     async def raise_if_refused(self, epoch: int | None) -> None:
         """Find out why a write was refused, and raise the matching error. If the write may be retried, return.
@@ -223,9 +220,7 @@ class RecordWriter:
             EpochEnded: Another worker was lost.
             OwnershipLost: This worker is no longer in the group.
         """
-        error = await (
-            self._explain_exit() if epoch is None else explain_refused_write(self._store, self._membership, epoch)
-        )
+        error = await explain_refused_write(self._store, self._membership, epoch)
         if error is not None:
             raise error
 
@@ -235,13 +230,31 @@ class RecordWriter:
         Args:
             worker_epoch: The worker's epoch.
         """
-
-        async def build_txn(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
-            return transactions.build_complete_txn(
-                snapshot, member, worker_epoch.fence, worker_epoch.epoch, await worker_epoch.build_all_arrivals()
-            )
-
-        await self._commit_until_status(COMPLETED, build_txn, worker_epoch.epoch)
+        backoff = Backoff()
+        arrivals: BarrierArrivals | None = None
+        fence, epoch = worker_epoch.fence, worker_epoch.epoch
+        is_retry = False
+        while True:
+            state = await self._read_state(self._membership.keys.opened)
+            snapshot, member = await self._build_snapshot(state), await self._require_member(state)
+            if self._has_status(member, COMPLETED):
+                return
+            if is_retry and (error := await explain_refused_write(self._store, self._membership, epoch, state)):
+                raise error
+            if arrivals is None:
+                arrivals = await worker_epoch.build_all_arrivals(state.more[0])
+            txn = transactions.build_complete_txn(snapshot, member, fence, epoch, arrivals)
+            try:
+                await ask(self._store.commit, txn.checks, txn.ops)
+            except Conflict as refused:
+                if any(check in arrivals.checks for check in refused.failed):
+                    arrivals = None  # otherwise the next transaction checks that they are still complete
+            except OutcomeUnknown:
+                arrivals = None
+            else:
+                return
+            is_retry = True
+            await Pause(self._store.clock, self._lost, backoff.next_s())
 
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
         """Record that the worker has failed permanently.
@@ -251,11 +264,14 @@ class RecordWriter:
             epoch: Record it only if this epoch continues; None records it in any case.
             why: The reason.
         """
-
-        async def build_txn(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
-            return transactions.build_fail_txn(snapshot, member, fence, why[:1000])
-
-        await self._commit_until_status(FULLY_FAILED, build_txn, epoch)
+        backoff = Backoff()
+        while True:
+            state = await self._read_state()
+            snapshot, member = await self._build_snapshot(state), await self._require_member(state)
+            if self._has_status(member, FULLY_FAILED):
+                return
+            if await self._commit(transactions.build_fail_txn(snapshot, member, fence, why[:1000]), epoch, backoff):
+                return
 
     async def update_info(self, info: WorkerInfo, fence: Fence, epoch: int) -> None:
         """Replace the information that the worker has published about itself.
@@ -268,7 +284,8 @@ class RecordWriter:
         backoff = Backoff()
         while True:
             new_info = replace(info, key=self._membership.info.key)
-            txn = transactions.build_update_info_txn(self._membership.keys, await self._read_member(), new_info, fence)
+            member = await self._require_member(await self._read_state())
+            txn = transactions.build_update_info_txn(self._membership.keys, member, new_info, fence)
             if await self._commit(txn, epoch, backoff):
                 return
 
@@ -281,7 +298,8 @@ class RecordWriter:
         Returns:
             An empty string if the execution is allowed; otherwise an error message about the reached limit.
         """
-        snapshot, member = await self.snapshot(), await self._read_member()
+        state = await self._read_state()
+        snapshot, member = await self._build_snapshot(state), await self._require_member(state)
         if WorkerInfo.from_entry(member).executions >= snapshot.record.max_executions:
             info = self._membership.info
             return f"worker {info.rank} ({info.key}) was run again more than {snapshot.record.max_executions} times"
@@ -295,9 +313,11 @@ class RecordWriter:
     async def leave(self) -> None:
         """Leave the group. The last worker to leave an ended group removes the group."""
         membership, backoff = self._membership, Backoff()
-        while await self._explain_exit() is None:
-            snapshot = await self.snapshot()
-            live = [entry.key for entry in await ask(self._store.list, membership.keys.leases)]
+        while await explain_exit(self._store, membership, state := await self._read_state()) is None:
+            snapshot = await self._build_snapshot(state)
+            live: list[str] = []
+            if snapshot.record.is_final:
+                live = [entry.key for entry in await ask(self._store.list, membership.keys.leases)]
             txn = transactions.build_leave_txn(
                 snapshot, membership.info.rank, live, membership.build_fence(self._store)
             )
@@ -309,25 +329,6 @@ class RecordWriter:
             if txn.record is None:
                 await ask(self._store.delete_tree, membership.keys.prefix)
             return
-
-    async def _commit_until_status(
-        self, status: str, build_txn: Callable[[GroupSnapshot, Entry], Awaitable[GroupTxn]], epoch: int | None
-    ) -> None:
-        """Build and commit a transaction, and retry until the worker has the given status.
-
-        Args:
-            status: The status that the transaction sets.
-            build_txn: Builds the transaction from the state of the group and the worker's record.
-            epoch: Number of the epoch in which the write is valid; None for any.
-        """
-        backoff = Backoff()
-        while True:
-            snapshot, member = await self.snapshot(), await self._read_member()
-            info = WorkerInfo.from_entry(member)
-            if info.status == status and info.incarnation == self._membership.info.incarnation:
-                return
-            if await self._commit(await build_txn(snapshot, member), epoch, backoff):
-                return
 
     async def _commit(self, txn: GroupTxn, epoch: int | None, backoff: Backoff) -> bool:
         """Try once to commit a transaction.
@@ -347,11 +348,30 @@ class RecordWriter:
             return False
         return True
 
-    async def _read_member(self) -> Entry:
-        member: Entry | None = await ask(self._store.get, self._membership.keys.member_key(self._membership.info.key))
-        if member is None:
-            raise await self._explain_exit() or WorkerRemoved(f"{self._what} was removed")
-        return member
+    async def _read_state(self, *more: str) -> WorkerState:
+        return await read_worker_state(self._store, self._membership, *more)
 
-    async def _explain_exit(self) -> LatchworkError | None:
-        return await explain_exit(self._store, self._membership)
+    async def _build_snapshot(self, state: WorkerState) -> GroupSnapshot:
+        """Return the state of the group, from which a transaction can be built.
+
+        Args:
+            state: Stored state of the worker.
+        Raises:
+            LatchworkError: The worker is not in the group anymore.
+        """
+        keys = self._membership.keys
+        if state.record is None or decode_record_or_none(state.record, keys.run) is None:
+            error = await explain_exit(self._store, self._membership, state)
+            raise error or GroupTerminated(f"{self._what}: the group no longer exists")
+        return GroupSnapshot(keys, state.record, time.time())
+
+    async def _require_member(self, state: WorkerState) -> Entry:
+        if state.member is None:
+            error = await explain_exit(self._store, self._membership, state)
+            raise error or WorkerRemoved(f"{self._what} was removed")
+        return state.member
+
+    def _has_status(self, member: Entry, status: str) -> bool:
+        """Return whether this process has given the worker a status, according to the worker's record."""
+        info = WorkerInfo.from_entry(member)
+        return info.status == status and info.incarnation == self._membership.info.incarnation

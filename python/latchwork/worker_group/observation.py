@@ -547,48 +547,87 @@ class WorkerWatcher:
         self._on_end(error)
 
 
-async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkError | None:
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """The stored state on which a worker's writes depend. None for what does not exist.
+
+    Attributes:
+        record: Record of the group.
+        lease: Lease of the worker.
+        member: Record of the worker.
+        epoch: The current epoch.
+        more: Further keys that were read with them.
+    """
+
+    record: Entry | None
+    lease: Entry | None
+    member: Entry | None
+    epoch: Entry | None
+    more: tuple[Entry | None, ...] = ()
+
+
+async def read_worker_state(store: Store, membership: WorkerMembership, *more: str) -> WorkerState:
+    """Read the state on which a worker's writes depend, in one request.
+
+    Args:
+        store: Store of the group.
+        membership: Membership of the worker.
+        more: Further keys to read.
+    """
+    keys, info = membership.keys, membership.info
+    record, lease, member, epoch, *others = await ask(
+        store.get_many, [keys.record, keys.lease_key(info.rank), keys.member_key(info.key), keys.epoch, *more]
+    )
+    return WorkerState(record, lease, member, epoch, tuple(others))
+
+
+async def explain_exit(
+    store: Store, membership: WorkerMembership, state: WorkerState | None = None
+) -> LatchworkError | None:
     """Return the error that explains why a worker is no longer in its group; None if it still is.
 
     Args:
         store: Store of the group.
         membership: Membership of the worker.
+        state: Stored state of the worker. None reads it.
     """
     number, keys = membership.info.rank, membership.keys
     who = f"worker {number} ({membership.info.key}) of group {keys.group.group!r}"
-    entry, live, member = await ask(
-        store.get_many, [keys.record, keys.lease_key(number), keys.member_key(membership.info.key)]
-    )
-    if decode_record_or_none(entry, keys.run) is None:
+    found = state or await read_worker_state(store, membership)
+    live = found.lease
+    if decode_record_or_none(found.record, keys.run) is None:
         ended = decode_record_or_none(await ask(store.get, keys.group.ended), keys.run)
         reason = f"{ended.state}: {ended.why}" if ended is not None and ended.why else "the group no longer exists"
         return GroupTerminated(f"{who} must stop because {reason}; its writes are refused")
     if live is not None and live.version == membership.lease.version:
         return None
-    if member is None:
+    if found.member is None:
         return WorkerRemoved(f"{who} was removed because the group was scaled down; stop the work")
     if live is not None and decode_incarnation(live) != membership.info.incarnation:
         return WorkerRemoved(f"{who} was replaced by another process with the same key; stop the work")
     return SessionLost(f"{who} has lost its lease; stop the work and join again")
 
 
-async def explain_refused_write(store: Store, membership: WorkerMembership, epoch: int) -> LatchworkError | None:
+async def explain_refused_write(
+    store: Store, membership: WorkerMembership, epoch: int | None, state: WorkerState | None = None
+) -> LatchworkError | None:
     """Return the error that explains why a worker's write was refused; None if the write would succeed now.
 
     Args:
         store: Store of the group.
         membership: Membership of the worker.
-        epoch: Number of the epoch to which the write belongs.
+        epoch: Number of the epoch to which the write belongs; None if it belongs to none.
+        state: Stored state of the worker. None reads it.
     """
-    out = await explain_exit(store, membership)
-    if out is not None:
+    found = state or await read_worker_state(store, membership)
+    out = await explain_exit(store, membership, found)
+    if out is not None or epoch is None:
         return out
-    record, now = await ask(store.get_many, [membership.keys.record, membership.keys.epoch])
-    current = decode_record_or_none(record, membership.keys.run)
+    current = decode_record_or_none(found.record, membership.keys.run)
     if current is not None and current.state == FAILED:
         return create_group_failed_error(membership, current)
-    if now is not None and decode_epoch(now) > epoch:
-        return create_epoch_ended_error(membership, decode_epoch(now))
+    if found.epoch is not None and decode_epoch(found.epoch) > epoch:
+        return create_epoch_ended_error(membership, decode_epoch(found.epoch))
     return None
 
 
