@@ -235,7 +235,7 @@ LOOKS = {
     "Lock": ("holder", "waiters", "remaining_s"),
     "Semaphore": ("size", "holders", "waiters", "remaining_s"),
     "PersistentLock": ("holder", "remaining_s"),
-    "LockKeeper": ("held", "holders", "waiting", "remaining_s"),
+    "LockKeeper": ("held", "holders", "awaited_locks", "remaining_s"),
     "LeaderLatch": ("leader", "candidates", "remaining_s"),
     "Election": ("leader", "candidates"),
     "Group": ("members",),

@@ -161,7 +161,7 @@ def test_work_is_told_to_stop(store):
                 "wait": lambda: work.wait(None),
                 "stopped": lambda: work.stopped.wait(HANG_S / 2),
                 "is_stopped": lambda: work.is_stopped,
-                "check": work.check,
+                "check": work.raise_if_stopped,
                 "end": lambda: work.__exit__(None, None, None),
             },
         )

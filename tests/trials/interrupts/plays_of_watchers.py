@@ -54,7 +54,7 @@ def keepers() -> list[Play]:
 
     def free_of_both(both: tuple[p.LockKeeper, p.LockKeeper], mine: Store, other: Store, name: str) -> None:
         assert not both[1].held()
-        assert not both[1].waiting()
+        assert not both[1].awaited_locks()
         both[1].close()
         free(both[0], mine, other, name)
 
