@@ -70,10 +70,10 @@ def test_a_former_owner_writes_nothing(shards):
     with shards.write() as connection:
         assert old.acquire(connection, "a") == 0
     with shards.write() as connection:
-        assert old.check_owner(connection) == 1
+        assert old.begin_owned_transaction(connection) == 1
     with shards.write() as connection:
         assert new.acquire(connection, "b") == 1
-    for attempt in (old.check_owner, lambda connection: old.acquire(connection, "a")):
+    for attempt in (old.begin_owned_transaction, lambda connection: old.acquire(connection, "a")):
         with pytest.raises(NotOwner), shards.write() as connection:
             attempt(connection)
     with shards.write() as connection:
@@ -100,13 +100,13 @@ def test_a_transaction_that_a_new_owner_overtakes_is_undone(shards):
 
     thread = threading.Thread(target=take_over)
     with shards.write() as connection:
-        old.check_owner(connection)
+        old.begin_owned_transaction(connection)
         thread.start()
         assert not taken.wait(0.2)  # it waits for the transaction that was there first
         connection.execute(sa.insert(about).values(name="written by", value="old"))
     thread.join()
     with pytest.raises(NotOwner), shards.write() as connection:
-        old.check_owner(connection)
+        old.begin_owned_transaction(connection)
         connection.execute(sa.update(about).values(value="old again"))
     with shards.read() as connection:
         assert connection.execute(sa.select(about.c.value)).scalars().all() == ["old"]
