@@ -98,7 +98,7 @@ def test_who_follows_says_so_and_the_one_that_opens_does(few, members, in_thread
     eventually(lambda: list_arrivals(store))
     waiting = [first, *(in_thread(lambda each=each: each.wait(60.0)) for each in all_of_them[1:-1])]
     arrived = eventually(lambda: len(found := list_arrivals(store)) == MEMBERS - 1 and found)
-    assert [entry.key for entry in arrived if phases.watches_arrivals(entry)] == ["phase/arrived-m00"]
+    assert [entry.key for entry in arrived if phases.is_arrival_watcher(entry)] == ["phase/arrived-m00"]
     assert all_of_them[-1].wait(10.0) == 0
     assert [each.outcome() for each in waiting] == [0] * (MEMBERS - 1)
 

@@ -10,7 +10,7 @@ import pytest
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
 from latchwork.primitives import Barrier
-from latchwork.primitives.barrier import Expected, barrier_state, member, prepare_arrivals
+from latchwork.primitives.barrier import Expected, barrier_state, build_arrivals, member
 from latchwork.primitives.barrier.phases import BarrierRecord, Opening
 from latchwork.store.steps import Pause, Signal, run
 from latchwork.types import At, Put
@@ -265,10 +265,10 @@ def test_a_generation_is_broken_for_lack_of_somebody_who_has_not_come_and_only_t
 def test_a_transaction_arrives_at_the_barriers_that_are_open_and_at_no_other(barrier, store, in_thread, eventually):
     names = ["phase", "unused", "passed"]
     barrier("a", 1, name="passed").wait(30.0)
-    assert run(prepare_arrivals(store, names, "b")) == ([], [])
+    assert run(build_arrivals(store, names, "b")) == ([], [])
     waiting = in_thread(lambda: barrier("a", 2).wait(60.0))
     assert eventually(lambda: list_arrivals(store))
-    checks, ops = run(prepare_arrivals(store, names, "b"))
+    checks, ops = run(build_arrivals(store, names, "b"))
     store.commit(checks, ops)
     assert waiting.outcome() == 0
     assert [op.key for op in ops] == ["phase/arrived-b"]
@@ -297,8 +297,8 @@ def test_a_barrier_that_expects_the_same_for_ever_and_one_that_does_not_refuse_e
 
 
 def test_a_board_names_those_who_arrived_at_its_last_phase_only():
-    board = BarrierRecord.for_parties(2).after_passing(["a", "b"])
-    board = board.after_breaking("late", ["a"], Opening(1, 2), cycle=1)
+    board = BarrierRecord.with_fixed_parties(2).after_pass(["a", "b"])
+    board = board.after_break("late", ["a"], Opening(1, 2), cycle=1)
     assert [end.arrived for end in board.ended] == [(), ("a",)]
 
 

@@ -236,7 +236,7 @@ def test_a_record_that_is_written_while_it_is_removed_stays(store, monkeypatch):
     monkeypatch.setattr(type(store), "commit", overtaken)
     with pytest.raises(Conflict, match="was written while"):
         forget(store, NAME)
-    assert RateLimiter(store, NAME, permits=100, interval_s=0.5).given() == 2
+    assert RateLimiter(store, NAME, permits=100, interval_s=0.5).issued() == 2
 
 
 @pytest.mark.parametrize("use", [use_semaphore, use_queue, use_group, use_rate_limiter], ids=lambda use: use.__name__)

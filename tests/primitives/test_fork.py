@@ -464,7 +464,7 @@ def test_a_rate_limiter_is_refused(store):
             {"acquire": limiter.acquire, "given": limiter.given, "waiters": limiter.waiters},
             quiet={"close": (limiter.close, "None")},
         )
-        assert limiter.given() == 1
+        assert limiter.issued() == 1
 
 
 def test_the_error_says_who_made_it_and_what_to_do(store):

@@ -198,7 +198,7 @@ def once(store):
 
 def rate_limiter(store):
     one = RateLimiter(store, "a", permits=1, interval_s=60)
-    assert (one.given(), one.waiters()) == (0, [])
+    assert (one.issued(), one.waiters()) == (0, [])
     one.acquire(timeout_s=0)
     one.close()
 

@@ -37,7 +37,7 @@ def test_so_many_are_given_at_once_and_no_more(limiter):
     for each in (mine, other):
         with pytest.raises(WaitTimeout, match="rate limiter 'mail' had no permit for us in time"):
             each.acquire(timeout_s=0.0)
-    assert mine.given() == 3
+    assert mine.issued() == 3
 
 
 def test_no_more_than_the_limit_return_in_any_interval_of_several_clients(limiter, in_thread):
@@ -86,7 +86,7 @@ def test_a_timeout_leaves_nothing_in_the_queue(limiter):
     with pytest.raises(WaitTimeout):
         mine.acquire(timeout_s=0.2)
     assert mine.waiters() == []
-    assert mine.given() == 1
+    assert mine.issued() == 1
 
 
 def test_a_permit_whose_answer_comes_late_is_not_used(limiter, connect, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_permit_whose_answer_comes_late_is_not_used(limiter, connect, monkeypa
     monkeypatch.setattr(store, "commit", slow)
     mine.acquire(timeout_s=20.0)
     assert len(calls) >= 2
-    assert mine.given() >= 2
+    assert mine.issued() >= 2
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -113,7 +113,7 @@ def test_a_lost_answer_wastes_a_permit_and_gives_none_for_nothing(limiter, conne
     mine = limiter(3, 60.0, store=store)
     lose_answer(store, monkeypatch, applied=applied)
     mine.acquire(timeout_s=20.0)
-    assert mine.given() == (2 if applied else 1)
+    assert mine.issued() == (2 if applied else 1)
 
 
 def test_two_that_see_the_same_free_permit_do_not_both_get_it(limiter, connect, monkeypatch):
@@ -129,7 +129,7 @@ def test_two_that_see_the_same_free_permit_do_not_both_get_it(limiter, connect, 
     monkeypatch.setattr(store, "commit", late)
     with pytest.raises(WaitTimeout):
         mine.acquire(timeout_s=0.0)
-    assert mine.given() == 1
+    assert mine.issued() == 1
 
 
 def test_another_rate_than_the_stored_one_is_refused(limiter):

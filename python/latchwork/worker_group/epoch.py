@@ -12,7 +12,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BarrierBroken, Closed, Conflict, OutcomeUnknown, Unavailable
 from latchwork.primitives import Barrier
-from latchwork.primitives.barrier import Expected, prepare_arrivals
+from latchwork.primitives.barrier import Expected, build_arrivals
 from latchwork.primitives.waiting import Ownership
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, ask, blocking, coroutine_of
@@ -136,7 +136,7 @@ class WorkerEpoch:
         keys = self._keys
         names = await ask(self._store.children, keys.barriers_prefix(self.epoch))
         barriers = [keys.barrier_key(self.epoch, name) for name in names]
-        checks, ops = await prepare_arrivals(self._store, barriers, format_rank(self._membership.info.rank))
+        checks, ops = await build_arrivals(self._store, barriers, format_rank(self._membership.info.rank))
         return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
     @blocking

@@ -38,7 +38,7 @@ class RateLimiterModel(Model):
     def finish(self, store):
         limiter = RateLimiter(store, "mail", permits=PERMITS, interval_s=INTERVAL_S)
         assert limiter.waiters() == [], "a ticket was left behind"
-        assert limiter.given() >= len(self.returned)
+        assert limiter.issued() >= len(self.returned)
 
 
 def test_rate_limiter_keeps_its_rules_under_random_schedules():

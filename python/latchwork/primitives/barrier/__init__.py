@@ -4,6 +4,6 @@
 groups.
 """
 
-from latchwork.primitives.barrier.phases import BarrierState, Expected, barrier_state, prepare_arrivals
+from latchwork.primitives.barrier.phases import BarrierState, Expected, barrier_state, build_arrivals
 
-__all__ = ["BarrierState", "Expected", "barrier_state", "prepare_arrivals"]
+__all__ = ["BarrierState", "Expected", "barrier_state", "build_arrivals"]

@@ -57,8 +57,8 @@ class Barrier(BarrierMember, Closable):
 
         Args:
             timeout_s: Seconds to wait. None waits forever. After the timeout the generation is broken for everybody.
-                With ``per_generation`` no member waits longer than the first arrival would, each by its own clock from
-                when it saw the generation open, because the first may have died.
+                With ``per_generation``, the timeout of the first member that arrives limits the wait of every other
+                member too, counted from when that member saw the first arrival.
             generation: The generation, for members that track it themselves; one that has passed returns at once. None
                 means the open one, or the one at which our process had arrived before a restart if that has passed
                 without our notice.
@@ -91,24 +91,25 @@ class Barrier(BarrierMember, Closable):
 
         Args:
             why: The reason, shown to the other members.
-            lacking: Returns IDs of required members, given the ``Expected.basis`` of the open generation. The
-                generation is broken only if a member has arrived and one of these IDs has not. None breaks it in any
-                case.
+            lacking: Breaks the generation only if a required member is missing. Called with the ``Expected.basis`` that
+                the first arrival has stored; returns the IDs of the required members. The generation is broken only if
+                a member has arrived and one of these has not. None breaks it in any case.
         """
         await self._break_phase(why, lacking)
 
     @blocking
     async def check(self, generation: int = 0) -> tuple[bool, Check]:
-        """Return whether a generation or a later one has passed, with a check for transactions that rely on the answer.
+        """Return whether a generation or a later one has passed, and a precondition under which the answer stays true.
 
         Args:
             generation: The number of the generation.
         Returns:
-            Whether it has passed, and a precondition that fails once any generation has passed or was broken since.
+            Whether it has passed; and a check for transactions that rely on it, which fails if a generation has passed
+                or was broken since.
         """
         self._waits.ensure_usable()
         snapshot = self._build_snapshot(await ask(self._store.get, self._keys.state_key), None)
-        return snapshot.state.has_passed(generation), snapshot.open_check
+        return snapshot.state.has_passed(generation), snapshot.phase_open_check
 
     @blocking
     async def generation(self) -> int:
@@ -117,7 +118,7 @@ class Barrier(BarrierMember, Closable):
 
     @blocking
     async def arrived(self) -> list[str]:
-        """Return the IDs of the members that have arrived at the open generation, sorted."""
+        """Return the IDs of the members that have arrived at the current generation, which has not passed, sorted."""
         return await self._arrived()
 
 

@@ -41,8 +41,8 @@ from latchwork.primitives.barrier.phases import (
     Opening,
     encode_arrival,
     find_arrived,
+    is_arrival_watcher,
     parse_arrival,
-    watches_arrivals,
 )
 from latchwork.primitives.waiting.arguments import check_integer, check_member, check_name, check_text
 from latchwork.primitives.waiting.deadline import Deadline
@@ -125,7 +125,7 @@ class ArrivalWatcher:
                 self.snapshot = replace(self.snapshot, opened=entry)
             elif (member_id := keys.find_member(change.key)) is not None and parse_arrival(entry) == self.phase:
                 self._arrived_at[member_id] = entry.token
-                if watches_arrivals(entry):
+                if is_arrival_watcher(entry):
                     self._followers[member_id] = entry.token
         return self.is_done
 
@@ -202,7 +202,7 @@ class BarrierMember:
         self._store = store
         self._expect = parties if callable(parties) else None
         self._parties = 0 if callable(parties) else _check_parties(parties, member_id, self._what)
-        self._initial = BarrierRecord(0) if per_generation else BarrierRecord.for_parties(self._parties)
+        self._initial = BarrierRecord(0) if per_generation else BarrierRecord.with_fixed_parties(self._parties)
         self._identity = Identity()
         self._keys = BarrierKeys(name)
         self._mine = self._keys.arrival_key(member_id)
@@ -243,7 +243,7 @@ class BarrierMember:
             LatchworkError: The barrier was created for other members.
         """
         state = self._initial if entry is None else BarrierRecord.from_entry(entry)
-        if not state.expects_same_as(self._initial):
+        if not state.has_same_members(self._initial):
             expects = ", ".join(state.names) or (f"{state.parties} members" if state.parties else "others each time")
             raise LatchworkError(
                 f"{self._what} expects {expects}; create it with the same parties, or use another name"
@@ -293,9 +293,7 @@ class BarrierMember:
             await self._write_phase_end(
                 snapshot.state.phase,
                 lambda now, arrived: (
-                    now.state.after_breaking(why, arrived, now.opening, cycle=self._cycle)
-                    if missing - arrived
-                    else None
+                    now.state.after_break(why, arrived, now.opening, cycle=self._cycle) if missing - arrived else None
                 ),
             )
 
@@ -304,7 +302,9 @@ class BarrierMember:
     async def _arrive(
         self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, local: LocalMember
     ) -> _Arrival:
-        """Try to arrive at the phase that ``choose`` returns, until the arrival is written or there is none to write.
+        """Write this member's arrival at the phase that ``choose`` returns. Retry while the barrier changes.
+
+        Nothing is written if the member has arrived there before, if that phase has ended, or if it must wait first.
 
         Args:
             choose: Returns the phase at which to arrive. None to wait for another phase.
@@ -316,7 +316,7 @@ class BarrierMember:
         has_paused = False
         while True:
             guess, self._guess = self._guess if self._is_absent else None, None
-            snapshot, mine = (guess, None) if guess is not None else await self._read_before_arrival(local)
+            snapshot, mine = (guess, None) if guess is not None else await self._read_state_and_arrival(local)
             state = snapshot.state
             last = parse_arrival(mine) if mine is not None else -1
             phase = choose(state, last if last > self._last_ended else -1)
@@ -324,14 +324,14 @@ class BarrierMember:
                 continue  # only a read shows what to do instead
             opening = snapshot.opening
             if phase is None or phase < state.phase or last == phase:
-                return self._build_earlier_arrival(phase, snapshot, mine if last == phase else None, waiter)
+                return self._build_unwritten_arrival(phase, snapshot, mine if last == phase else None, waiter)
             if phase > state.phase:
                 raise ValueError(f"{self._what}: not opened yet; the open one is {state.phase // self._cycle}")
             expected = None
             if opening is None:
                 if not has_paused and not await local.try_begin_opening(phase, waiter):
                     continue
-                expected = await self._resolve_expected()
+                expected = await self._get_expected_members()
                 opening = expected.open_phase(phase, timeout_s, time.time())
                 if not has_paused and exceeds_watch_limit(opening.parties):
                     has_paused = True
@@ -345,8 +345,12 @@ class BarrierMember:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
 
-    async def _read_before_arrival(self, local: LocalMember) -> tuple[BarrierSnapshot, Entry | None]:
-        """Read the state and opening of the barrier, and our arrival unless we know that there is none."""
+    async def _read_state_and_arrival(self, local: LocalMember) -> tuple[BarrierSnapshot, Entry | None]:
+        """Read the state and the opening of the barrier, and the arrival of this member if it may have one.
+
+        Returns:
+            The snapshot of the barrier, and the entry of the arrival or None.
+        """
         wanted = [self._keys.state_key, self._keys.opening_key]
         entry, opened, *mine = await local.members.get_many(wanted if self._is_absent else [*wanted, self._mine])
         return self._build_snapshot(entry, opened), mine[0] if mine else None
@@ -361,14 +365,16 @@ class BarrierMember:
         *,
         local: LocalMember,
     ) -> _Arrival | None:
-        """Write this member's arrival at the open phase. The first arrival also opens the phase.
+        """Write this member's arrival at the current phase in one transaction.
 
-        A member that watches the arrivals begins to do so at the same time.
+        The first arrival also writes the opening, the record of the expected members. If this member is to watch the
+        arrivals of the others, its watch is opened before the write, so that it misses none.
 
         Args:
             snapshot: The state of the barrier.
             opening: The expected members of the phase.
-            expected: What to check and write to open the phase. None if it is open.
+            expected: For the first arrival at the phase, what to check and write with the opening. None if another
+                member has arrived before.
             checks: Further preconditions of the transaction.
             waiter: The waiting call.
             local: This member among the members of this process.
@@ -384,11 +390,11 @@ class BarrierMember:
             waiter.start_watching(self.name)
             if is_crowd:
                 about["follows"] = True
-        ours, ops = [snapshot.open_check], list[Op]()
+        ours, ops = [snapshot.phase_open_check], list[Op]()
         if expected is not None:
-            ours += [snapshot.unopened_check, *expected.checks]
+            ours += [snapshot.opening_unchanged_check, *expected.checks]
             ops += [Put(self._keys.opening_key, opening.to_bytes()), *expected.ops]
-        elif snapshot.must_create_state:
+        elif snapshot.must_create_record:
             ops.append(Put(self._keys.state_key, snapshot.state.to_bytes()))
         ops.append(Put(self._mine, encode_arrival(opening.phase, about)))
         self._is_absent = False
@@ -398,18 +404,20 @@ class BarrierMember:
         except Conflict as error:
             if not any(each in ours for each in error.failed):
                 raise
-            if expected is None or is_crowd or snapshot.unopened_check not in error.failed:
+            if expected is None or is_crowd or snapshot.opening_unchanged_check not in error.failed:
                 return None
             # Another member has opened the phase. We arrive without knowing for whom: the watch will show that.
             return await self._write_arrival(snapshot, opening, None, checks, waiter, local=local)
         return _Arrival(
-            opening.phase, snapshot.after_writing(written), written[-1], follows, self._store.clock.now() - began
+            opening.phase, snapshot.with_written_entries(written), written[-1], follows, self._store.clock.now() - began
         )
 
-    def _build_earlier_arrival(
+    def _build_unwritten_arrival(
         self, phase: int | None, snapshot: BarrierSnapshot, mine: Entry | None, waiter: Waiter
     ) -> _Arrival:
-        """Return the arrival of a member that writes none: it has arrived before, the phase has ended, or it must wait.
+        """Return the arrival for a call that writes nothing.
+
+        The member has arrived before, the phase has ended, or the member must wait for another phase.
 
         Args:
             phase: The phase. None if the member must wait for another phase first.
@@ -418,13 +426,17 @@ class BarrierMember:
             waiter: The waiting call.
         """
         opening = snapshot.opening
-        follows = mine is None or opening is None or watches_arrivals(mine) or not exceeds_watch_limit(opening.parties)
+        follows = (
+            mine is None or opening is None or is_arrival_watcher(mine) or not exceeds_watch_limit(opening.parties)
+        )
         if follows:
             waiter.start_watching(self.name)
         return _Arrival(phase, snapshot, mine, follows)
 
-    async def _resolve_expected(self) -> Expected:
-        """Return the members that a new phase expects. Call the function for ``parties``, if the caller gave one."""
+    async def _get_expected_members(self) -> Expected:
+        """Return the members that a new phase expects: the given ones, or the result of the user's ``parties``
+        function.
+        """
         if self._expect is None:
             return Expected(self._parties)
         expected = await call_library(self._expect)
@@ -555,7 +567,7 @@ class BarrierMember:
         """
         return await self._write_phase_end(
             phase,
-            lambda now, arrived: now.state.after_passing(arrived) if is_complete(now.opening, arrived) else None,
+            lambda now, arrived: now.state.after_pass(arrived) if is_complete(now.opening, arrived) else None,
             seen,
         )
 
@@ -569,9 +581,9 @@ class BarrierMember:
         after = await self._write_phase_end(
             phase,
             lambda now, arrived: (
-                now.state.after_passing(arrived)
+                now.state.after_pass(arrived)
                 if is_complete(now.opening, arrived)
-                else now.state.after_breaking(why, arrived, now.opening, cycle=self._cycle)
+                else now.state.after_break(why, arrived, now.opening, cycle=self._cycle)
             ),
         )
         assert after is not None
@@ -604,7 +616,7 @@ class BarrierMember:
                 return None
             write = Put(self._keys.state_key, state.to_bytes())
             with contextlib.suppress(Conflict):
-                done = await ask(self._store.commit, [snapshot.open_check], [write])
+                done = await ask(self._store.commit, [snapshot.phase_open_check], [write])
                 return replace(snapshot, state=state, entry=done.entries[0])
 
     # After the end of a phase

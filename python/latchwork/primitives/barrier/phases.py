@@ -2,8 +2,8 @@
 
 A barrier has *phases* with the numbers 0, 1, 2 ...; each passes or is broken. A barrier has one phase per round, a
 double barrier two: entering and leaving. After a broken phase the next one is the first of the next round. If each
-phase has its own members, the *opening* of a phase stores which ones. Only ``barrier_state`` and ``prepare_arrivals``
-do I/O.
+phase has its own members, its first arrival also writes the *opening*: the record of the members that the phase
+expects. Only ``barrier_state`` and ``build_arrivals`` do I/O.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class Expected:
     basis: int = 0
 
     def open_phase(self, phase: int, deadline_s: float | None, now: float) -> Opening:
-        """Return the opening to store for a phase.
+        """Return the record of these members that the first arrival at a phase stores.
 
         Args:
             phase: The phase.
             deadline_s: Timeout in seconds. None for no limit.
             now: Seconds since the epoch.
         """
-        return Opening(phase, *count_parties(self.parties), deadline_s, now, self.basis)
+        return Opening(phase, *normalize_parties(self.parties), deadline_s, now, self.basis)
 
 
 class BarrierRecord(Record, frozen=True, omit_defaults=True):
@@ -116,13 +116,13 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
     last_passed: Whole = -1
 
     @classmethod
-    def for_parties(cls, parties: int | Collection[str]) -> BarrierRecord:
-        """Return the initial state of a barrier that always expects the same members.
+    def with_fixed_parties(cls, parties: int | Collection[str]) -> BarrierRecord:
+        """Return the initial state of a barrier whose phases all expect the same members.
 
         Args:
             parties: The number of members, or their IDs.
         """
-        return cls(*count_parties(parties))
+        return cls(*normalize_parties(parties))
 
     @classmethod
     def from_entry(cls, entry: Entry) -> BarrierRecord:
@@ -133,15 +133,15 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
         """
         return _parsed(entry.value) or _RECORD.decode_entry(entry)
 
-    def expects_same_as(self, other: BarrierRecord) -> bool:
-        """Return whether another state expects the same members, or whether both expect other members in each phase."""
+    def has_same_members(self, other: BarrierRecord) -> bool:
+        """Return whether both states have the same fixed members, or both have none because each phase has its own."""
         return (self.parties, self.names) == (other.parties, other.names)
 
     def find_opening(self, stored: Entry | None) -> Opening | None:
-        """Return the expected members of the open phase. None if no member has opened it yet.
+        """Return the members that the current phase expects. None if each phase has its own and none has arrived yet.
 
         Args:
-            stored: Entry of the newest opening, which may be that of an earlier phase. None if there is none.
+            stored: Entry of the stored opening, which may be that of an earlier phase. None if there is none.
         """
         if self.parties:
             return Opening(self.phase, self.parties, self.names)
@@ -168,8 +168,8 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
         """
         return tuple(sorted(set(names or self.regulars) - set(arrived)))
 
-    def after_passing(self, arrived: Iterable[str]) -> BarrierRecord:
-        """Return the state after the open phase has passed.
+    def after_pass(self, arrived: Iterable[str]) -> BarrierRecord:
+        """Return the state after all members have arrived at the current phase, so that it has passed.
 
         Args:
             arrived: IDs of the members that have arrived.
@@ -178,15 +178,13 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
         kept = here if self.parties or len(here) <= MANY else ()  # each waiting member reads the whole state
         return replace(self._after(self.phase + 1, PhaseResult(self.phase, "", kept), kept), last_passed=self.phase)
 
-    def after_breaking(
-        self, why: str, arrived: Collection[str], opening: Opening | None, *, cycle: int
-    ) -> BarrierRecord:
-        """Return the state after the open phase was broken. The next phase is the first one of the next round.
+    def after_break(self, why: str, arrived: Collection[str], opening: Opening | None, *, cycle: int) -> BarrierRecord:
+        """Return the state after the current phase was broken. The next phase is the first one of the next round.
 
         Args:
             why: The reason, for the waiting members.
             arrived: IDs of the members that have arrived.
-            opening: The expected members. None if no member has opened the phase.
+            opening: The expected members. None if no member has arrived at a phase with its own members.
             cycle: The number of phases per round.
         """
         parties, names = (0, ()) if opening is None else (opening.parties, opening.names)
@@ -236,8 +234,12 @@ def parse_arrival(entry: Entry) -> int:
     return -1 if found is None else found.phase
 
 
-def watches_arrivals(entry: Entry) -> bool:
-    """Return whether the member with this stored arrival watches the arrivals of the others."""
+def is_arrival_watcher(entry: Entry) -> bool:
+    """Return whether the member that wrote an arrival watches the arrivals of the others.
+
+    Args:
+        entry: The entry of the arrival.
+    """
     found = _ARRIVAL.find(entry.value)
     return found is not None and found.follows
 
@@ -269,7 +271,7 @@ class BarrierKeys:
 
     @property
     def opening_key(self) -> str:
-        """The key of the newest opening."""
+        """The key of the members that the newest phase expects, which its first arrival writes."""
         return f"{self.name}/opening"
 
     def arrival_key(self, member_id: str) -> str:
@@ -300,26 +302,30 @@ class BarrierSnapshot:
 
     @property
     def opening(self) -> Opening | None:
-        """The expected members of the open phase. None if no member has opened it."""
+        """The members that the current phase expects. None if each phase has its own and none has arrived yet."""
         return self.state.find_opening(self.opened)
 
     @property
-    def open_check(self) -> Check:
-        """A check that the open phase has not ended since."""
+    def phase_open_check(self) -> Check:
+        """A precondition for transactions: the current phase has not ended since this snapshot was read."""
         return Absent(self.keys.state_key) if self.entry is None else At(self.entry)
 
     @property
-    def unopened_check(self) -> Check:
-        """A check that no member has opened a phase since."""
+    def opening_unchanged_check(self) -> Check:
+        """A precondition for transactions: no member has written another opening since this snapshot was read."""
         return Absent(self.keys.opening_key) if self.opened is None else At(self.opened)
 
     @property
-    def must_create_state(self) -> bool:
-        """Whether the first arrival must store the state, because its members are always the same."""
+    def must_create_record(self) -> bool:
+        """Whether the first arrival must create the record of the barrier, which contains its fixed members."""
         return self.entry is None and self.state.parties > 0
 
-    def after_writing(self, written: Iterable[Entry | None]) -> BarrierSnapshot:
-        """Return this snapshot with the entries of the state and of the opening that a transaction has written."""
+    def with_written_entries(self, written: Iterable[Entry | None]) -> BarrierSnapshot:
+        """Return this snapshot with newer entries.
+
+        Args:
+            written: The entries that a transaction has written. Entries of other keys are ignored.
+        """
         found = {entry.key: entry for entry in written if entry is not None}
         return BarrierSnapshot(
             self.keys,
@@ -341,8 +347,8 @@ def find_arrived(keys: BarrierKeys, entries: Iterable[Entry], phase: int) -> set
     return {member for member, entry in found if member is not None and parse_arrival(entry) == phase}
 
 
-def count_parties(parties: int | Collection[str]) -> tuple[int, tuple[str, ...]]:
-    """Return the number of expected members and their IDs, sorted. No IDs if any members may arrive.
+def normalize_parties(parties: int | Collection[str]) -> tuple[int, tuple[str, ...]]:
+    """Return the number of expected members and their IDs, sorted. The IDs are empty if only the number is given.
 
     Args:
         parties: The number of members, or their IDs.
@@ -398,11 +404,11 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
     )
 
 
-async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -> tuple[list[Check], list[Op]]:
-    """Build the checks and operations with which one transaction lets a member arrive at several barriers.
+async def build_arrivals(store: Store, names: Sequence[str], member_id: str) -> tuple[list[Check], list[Op]]:
+    """Build the checks and operations of a transaction by which a member arrives at several barriers at once.
 
-    Barriers without an open generation are left out, and barriers at which the member has already arrived. A generation
-    may be opened after this call. To include it, let ``Expected.ops`` write a key that the transaction checks.
+    A barrier is skipped if no member has arrived at its current generation yet, or if this member has. Another member
+    may arrive first after this call. To notice it, let ``Expected.ops`` write a key that the transaction checks.
 
     Args:
         store: The store of the barriers.
@@ -419,6 +425,6 @@ async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -
         snapshot = BarrierSnapshot(keys, state, entry, opened)
         if snapshot.opening is None or (mine is not None and parse_arrival(mine) == state.phase):
             continue
-        checks.append(snapshot.open_check)
+        checks.append(snapshot.phase_open_check)
         ops.append(Put(keys.arrival_key(member_id), encode_arrival(state.phase, {})))
     return checks, ops

@@ -92,10 +92,10 @@ class PermitAges:
         self._young: deque[tuple[float, int]] = deque()  # when we knew of how many, the oldest first
 
     def record(self, permits: Permits, incarnation: int, now: float) -> None:
-        """Record how many permits had been issued at a time. Older information is ignored.
+        """Note how many permits had been issued by a certain time. Calls with older states are ignored.
 
-        The ages of permits issued before the first call are unknown, so they count as new. If the limiter was deleted
-        and created again, its first permits may follow directly on the last ones of the old limiter.
+        Permits that were issued before the first call count as new, because their age is unknown. If the limiter was
+        deleted and created again, the permits of the old limiter count as new too.
 
         Args:
             permits: The stored state.
@@ -217,17 +217,21 @@ class RateLimiter(Closable):
             late = 0
             while True:
                 wait_s = await waiter.keep_trying(lambda: self._try_take(count, None), deadline)
-                if wait_s == 0.0 or (wait_s is not None and await self._take_in_turn(count, waiter, deadline, late)):
+                if wait_s == 0.0 or (wait_s is not None and await self._wait_and_take(count, waiter, deadline, late)):
                     return
                 late += 1
 
     @blocking
     async def waiters(self) -> list[Ticket]:
-        """Return the tickets of the waiting clients, in the order in which they will get permits."""
+        """Return the clients that wait for permits, in the order in which they will get them.
+
+        Returns:
+            One ``Ticket`` per client, which describes the client.
+        """
         return await self._queue.tickets()
 
     @blocking
-    async def given(self) -> int:
+    async def issued(self) -> int:
         """Return how many permits were issued since the beginning, including wasted ones."""
         self._waits.ensure_usable()
         entry = await ask(self._store.get, self._key)
@@ -250,16 +254,16 @@ class RateLimiter(Closable):
 
     # Inside
 
-    async def _take_in_turn(self, count: int, waiter: Waiter, deadline: Deadline, late: int) -> bool:
+    async def _wait_and_take(self, count: int, waiter: Waiter, deadline: Deadline, late: int) -> bool:
         """Wait in the queue until permits are free, and take them.
 
         Args:
             count: The number of permits.
             waiter: The waiting call.
             deadline: When the wait times out.
-            late: How many answers came too late before, for the error message.
+            late: How often this call took permits whose answer came too late before, for the error message.
         Returns:
-            True if they were taken. False if the server answered too late, so that they are wasted.
+            True if they were taken. False if the answer came after ``slack_s``, so that the permits must not be used.
         """
         position = None if deadline.has_passed else await wait_for_turn(self._queue, waiter, deadline)
         if position is None:

@@ -82,7 +82,7 @@ class Reading:
         return cls(stored.value, stored.writes, stored.recent, At(entry), entry.version)
 
     def encode_change(self, value: int, nonce: str) -> bytes:
-        """Return the bytes to store after a change.
+        """Encode the record that replaces this reading when the number is changed.
 
         Args:
             value: The new number.
@@ -107,8 +107,7 @@ class UnconfirmedChange:
 
 
 def was_applied(attempt: UnconfirmedChange, current: Reading, nonce: str) -> bool | None:
-    """Return whether an earlier change of the number was applied, judged by a later reading. Return None if that is
-    unknown.
+    """Return whether a change with a lost answer was applied, as a later reading shows. None if it is unknown.
 
     If the result is False and the version of the key has changed, the earlier change can never be applied, because it
     checks the old version.
@@ -124,10 +123,10 @@ def was_applied(attempt: UnconfirmedChange, current: Reading, nonce: str) -> boo
     return None if since < 0 or since > len(current.recent) else False
 
 
-def _is_callers_conflict(error: Conflict, current: Reading) -> bool:
-    """Return whether a change failed because of the caller's own checks or writes, and not because of other changes.
+def _is_caused_by_caller(error: Conflict, current: Reading) -> bool:
+    """Return whether a change failed because of the caller's own checks or writes, so that a retry is pointless.
 
-    A lost ownership always counts as such a failure, because it stays lost.
+    Always True if a fence failed, because a lost ownership stays lost.
     """
     failed = error.failed
     return any(isinstance(one, Fence) for one in failed) or (bool(failed) and current.check not in failed)
@@ -199,24 +198,24 @@ class SharedNumber:
                 raise change.build_timeout_error(last_error) from last_error
             await Pause(self._store.clock, Signal(), deadline.left_s(backoff.next_s()))
 
-    async def commit(
-        self, current: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]
+    async def compare_and_set(
+        self, current: Reading, new: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]
     ) -> None:
         """Write a new number in a transaction, if the number is unchanged since it was read.
 
         Args:
             current: The number as it was read.
-            after: The new number.
+            new: The new number.
             nonce: A unique text by which a later reading shows that this change was applied.
             checks: Further preconditions of the transaction.
             ops: Further operations of the transaction.
         """
         before, self._written, self._is_alone = self._written, None, False
-        put = Put(self._key, current.encode_change(after, nonce))
+        put = Put(self._key, current.encode_change(new, nonce))
         done = await ask(self._store.commit, [*checks, current.check], [put, *ops])
         self._is_alone = before is not None and before.version == current.version
         entry, recent = done.entries[0], (*current.recent, nonce)[-KEPT:]
-        self._written = Reading(after, current.writes + 1, recent, At(entry), entry.version)
+        self._written = Reading(new, current.writes + 1, recent, At(entry), entry.version)
 
     def __str__(self) -> str:
         return self._what
@@ -258,9 +257,11 @@ class _NumberChange:
             self.result = None
             return True
         try:
-            await self._cell.commit(current, after, self._nonce, self._checks, await self._ops(current.value, after))
+            await self._cell.compare_and_set(
+                current, after, self._nonce, self._checks, await self._ops(current.value, after)
+            )
         except Conflict as error:
-            if self._unknown is None and _is_callers_conflict(error, current):
+            if self._unknown is None and _is_caused_by_caller(error, current):
                 raise
             self._refused = (current.version, error)
             return False
