@@ -50,7 +50,7 @@ def test_of_those_who_see_that_all_have_come_the_last_one_ends_the_generation(
     seen, ended = [], []
     for each in (a, b):
 
-        async def end_in_turn(*given, who=each.member_id, end=each._end_in_turn):
+        async def end_in_turn(*given, who=each.member_id, end=each._end_complete_phase):
             seen.append(who)
             return await end(*given)
 
@@ -60,7 +60,7 @@ def test_of_those_who_see_that_all_have_come_the_last_one_ends_the_generation(
                 await Pause(SYSTEM_CLOCK, Signal(), 0.01)
             return await end(*given)
 
-        monkeypatch.setattr(each, "_end_in_turn", end_in_turn)
+        monkeypatch.setattr(each, "_end_complete_phase", end_in_turn)
         monkeypatch.setattr(each, "_end_if_complete", end_once_both_have_seen_it)
     waiting = in_thread(lambda: a.wait(30.0))
     eventually(lambda: barrier("c").arrived() == ["a"])

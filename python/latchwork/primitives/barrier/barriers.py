@@ -254,9 +254,9 @@ class DoubleBarrier(BarrierMember):
         """
         why = f"a call of {self.member_id!r} was canceled"
         try:
-            state = (await self._end_as_broken(phase, why)).state
+            state = (await self._break_or_pass(phase, why)).state
             if state.phase == phase + 1 and state.phase % 2 == 1 and self.member_id in state.regulars:
-                await self._end_as_broken(state.phase, why)  # everybody had come after all
+                await self._break_or_pass(state.phase, why)  # everybody had come after all
         except (Unavailable, OutcomeUnknown) as error:
             _log.info("%s: the round of a canceled call has not ended yet: %s", self, error)
             return backoff.next_s()

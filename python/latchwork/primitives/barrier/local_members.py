@@ -105,7 +105,7 @@ class LocalMembers:
         follower = self._follower
         if follower is not None and follower[0] is member:
             self._follower = None
-        self.finish_opening(member)
+        self.finish_first_arrival(member)
         if not self._members:
             self._on_empty(self)
             with self._notifier.mutex:
@@ -121,20 +121,20 @@ class LocalMembers:
                 self._follower = (member, phase)
             return self._follower[0] is member
 
-    def try_begin_opening(self, member: object, phase: int) -> Signal | None:
-        """Reserve the opening of a phase, which is the write of its first arrival, for this member.
+    def reserve_first_arrival(self, member: object, phase: int) -> Signal | None:
+        """Reserve the first arrival at a phase for this member, so that only one member of this process writes it.
 
         Returns:
-            None if this member shall open the phase. Otherwise another member of this process is doing so, and the
-            result is a signal that is set when that member has finished.
+            None if this member shall write it. Otherwise a signal that is set when the member that has reserved it has
+            finished.
         """
         with self._lock:
             if self._opener is None or self._opener[1] != phase:
                 self._opener = (member, phase, Signal())
             return None if self._opener[0] is member else self._opener[2]
 
-    def finish_opening(self, member: object) -> None:
-        """Record that this member has finished its attempt to open a phase, and wake the members that wait for it.
+    def finish_first_arrival(self, member: object) -> None:
+        """Record that this member's attempt to write a first arrival has ended, and wake the members that wait for it.
         Idempotent.
         """
         opener = self._opener
@@ -362,11 +362,13 @@ class LocalMember:
         """
         return self.members.try_become_watcher(self, phase)
 
-    async def try_begin_opening(self, phase: int, waiter: Waiter) -> bool:
-        """Return whether this member shall open a phase. If another member of this process is doing so, wait for it
-        first.
+    async def reserve_first_arrival(self, phase: int, waiter: Waiter) -> bool:
+        """Return whether this member shall write the first arrival at a phase.
+
+        If another member of this process is writing it, wait for that member and return False, or True if it takes too
+        long.
         """
-        signal = self.members.try_begin_opening(self, phase)
+        signal = self.members.reserve_first_arrival(self, phase)
         if signal is None:
             return True
         remove_call = waiter.cancelled.call_when_set(signal.set)
@@ -375,9 +377,9 @@ class LocalMember:
         finally:
             remove_call()
 
-    def finish_opening(self) -> None:
-        """Record that this member has finished its attempt to open the phase."""
-        self.members.finish_opening(self)
+    def finish_first_arrival(self) -> None:
+        """Record that this member's attempt to write the first arrival at a phase has ended."""
+        self.members.finish_first_arrival(self)
 
 
 _by_store: WeakKeyDictionary[Store, dict[str, LocalMembers]] = WeakKeyDictionary()
@@ -386,16 +388,16 @@ _by_store: WeakKeyDictionary[Store, dict[str, LocalMembers]] = WeakKeyDictionary
 def get_local_members(store: Store, name: str) -> LocalMembers:
     """Return the object that all members of a barrier in this process share.
 
-    There is one per store. A task of an event loop gets an object of its own.
+    There is one per store. Members in tasks of an event loop do not share it: each call returns a new object.
     """
     if current_task_caller() is not None:
         return LocalMembers(store, name)
     by_name = _by_store.setdefault(store, {})
-    return by_name.setdefault(name, LocalMembers(store, name, partial(_forget, by_name)))
+    return by_name.setdefault(name, LocalMembers(store, name, partial(_unregister, by_name)))
 
 
-def _forget(by_name: dict[str, LocalMembers], one: LocalMembers) -> None:
-    """Remove an object that has no members from the table of shared objects.
+def _unregister(by_name: dict[str, LocalMembers], one: LocalMembers) -> None:
+    """Remove the object of a barrier without members from those that ``get_local_members`` returns.
 
     A member that still has the object may continue to use it.
     """

@@ -282,9 +282,9 @@ class BarrierMember:
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
         if lacking is None:
-            phase = (await self._end_as_broken((await self._read_state()).phase, why)).state.phase
+            phase = (await self._break_or_pass((await self._read_state()).phase, why)).state.phase
             if phase % self._cycle:  # all had arrived after all, which has begun the round to be ended
-                await self._end_as_broken(phase, why)
+                await self._break_or_pass(phase, why)
             return
         snapshot, _ = await self._read_all()
         opening = snapshot.opening
@@ -329,7 +329,7 @@ class BarrierMember:
                 raise ValueError(f"{self._what}: not opened yet; the open one is {state.phase // self._cycle}")
             expected = None
             if opening is None:
-                if not has_paused and not await local.try_begin_opening(phase, waiter):
+                if not has_paused and not await local.reserve_first_arrival(phase, waiter):
                     continue
                 expected = await self._get_expected_members()
                 opening = expected.open_phase(phase, timeout_s, time.time())
@@ -340,7 +340,7 @@ class BarrierMember:
             try:
                 arrival = await self._write_arrival(snapshot, opening, expected, checks, waiter, local=local)
             finally:
-                local.finish_opening()
+                local.finish_first_arrival()
             if arrival is not None:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
@@ -493,7 +493,7 @@ class BarrierMember:
                 else waiter.watch_until(self.name, seen, deadline)
             )
         )
-        while is_done and (after := await self._end_in_turn(seen, waiter, deadline, arrival.took_s)) is None:
+        while is_done and (after := await self._end_complete_phase(seen, waiter, deadline, arrival.took_s)) is None:
             seen = ArrivalWatcher(seen.snapshot, phase)
             is_done = await waiter.watch_until(self.name, seen, deadline)
         if after is not None:
@@ -501,12 +501,15 @@ class BarrierMember:
         self._waits.raise_if_ended(waiter)
         since = "" if opening is None or not opening.at else f", it was open since {utc_text(opening.at)}"
         late = f"{self.member_id!r} had no more time{since}"
-        return await waiter.keep_trying(lambda: self._end_as_broken(phase, late), deadline)
+        return await waiter.keep_trying(lambda: self._break_or_pass(phase, late), deadline)
 
-    async def _end_in_turn(
+    async def _end_complete_phase(
         self, seen: ArrivalWatcher, waiter: Waiter, deadline: Deadline, trip_s: float
     ) -> BarrierSnapshot | None:
-        """End a phase at which all have arrived. First leave that to the one member whose turn it is, for a moment.
+        """End a phase at which all members have arrived.
+
+        One of the members does so at once. The others wait a few round trips for it, and then do so themselves, because
+        it may have died.
 
         Args:
             seen: The arrivals that were seen.
@@ -571,8 +574,8 @@ class BarrierMember:
             seen,
         )
 
-    async def _end_as_broken(self, phase: int, why: str) -> BarrierSnapshot:
-        """End a phase as broken, or as passed if all members have arrived. Return the state of the barrier.
+    async def _break_or_pass(self, phase: int, why: str) -> BarrierSnapshot:
+        """End a phase: as passed if all members have arrived, otherwise as broken. Return the state of the barrier.
 
         Args:
             phase: The phase.
@@ -595,13 +598,15 @@ class BarrierMember:
         decide: Callable[[BarrierSnapshot, set[str]], BarrierRecord | None],
         seen: ArrivalWatcher | None = None,
     ) -> BarrierSnapshot | None:
-        """Write the state after a phase. Return the state of the barrier, or None if ``decide`` did not end the phase.
+        """End a phase as ``decide`` says, if no other member has ended it. Retry if the state changes in between.
 
         Args:
             phase: The phase.
             decide: Returns the state after the phase, given the state now and the IDs of the members that have arrived.
                 None to leave the phase open.
             seen: The state and the arrivals that were seen. None reads them.
+        Returns:
+            The state of the barrier after the phase. None if ``decide`` left the phase open.
         """
         while True:
             if seen is None:
@@ -644,9 +649,9 @@ class BarrierMember:
         )
 
     async def _delete_arrival(self, mine: Entry | None, local: LocalMember) -> None:
-        """Delete the arrival of this member after the end of the phase.
+        """Delete the stored arrival of this member after it has learned how the phase ended.
 
-        After a restart, an arrival that is left would mean that this member has not been notified of the end.
+        If it remained, a restarted process with this ID would believe that it has not learned this yet.
 
         Args:
             mine: Entry of the arrival. None if there is none.

@@ -201,12 +201,12 @@ class Queue(Closable):
 
     @blocking
     async def takers(self) -> list[Ticket]:
-        """Return the tickets of the clients that wait to take an item, in order."""
+        """Return the clients that wait to take an item, in the order in which they are served."""
         return await coroutine_of(self._work.takers)(_PARTITION)
 
     @blocking
     async def putters(self) -> list[Ticket]:
-        """Return the tickets of the clients that wait for space to put an item, in order."""
+        """Return the clients that wait for space to put an item, in the order in which they are served."""
         return await self._puts.putters.tickets()
 
     # Dead letters

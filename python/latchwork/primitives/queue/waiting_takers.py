@@ -89,7 +89,7 @@ class TakerQueues:
     async def wait_until_free(
         self, partition: str, waiter: Waiter, deadline: Deadline, accept: Accept
     ) -> FreeItemWatcher | None:
-        """Wait until an accepted item is free, without taking it.
+        """Wait until an unclaimed item that ``accept`` accepts exists, without taking it.
 
         Args:
             partition: The partition.
@@ -156,7 +156,7 @@ class TakerQueues:
     # Staying
 
     def get_kept_waiter(self, partition: str) -> Waiter | None:
-        """Return the waiting call that has kept its position in the queue of a partition, or None."""
+        """Return the waiter of an earlier call of ``wait_keeping_position`` that is still in the queue, or None."""
         head = self._heads.get(partition)
         return None if head is None else head.waiter
 
@@ -165,14 +165,14 @@ class TakerQueues:
             return self._heads.pop(partition, None)
 
     def record_claims(self, claims: Iterable[QueueClaim]) -> None:
-        """Record claims of this process, so that a watch of ours does not report their items as free."""
+        """Note items that this process has claimed, so that its own watches do not report them as free."""
         for claim in claims:
             item = claim.item
             seen = self._seen.get(item.partition)
             if seen is not None:
                 seen.ours[item.sort_key, item.id] = item.version
 
-    async def wait_and_stay(
+    async def wait_keeping_position(
         self,
         partition: str,
         waiter: Waiter,
@@ -180,7 +180,7 @@ class TakerQueues:
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
     ) -> FreeItemWatcher | None:
-        """Wait until an accepted item is free, and keep our position for the next call.
+        """Wait until an item that ``accept`` accepts is free, and keep our position in the queue for the next call.
 
         Unlike ``wait_until_free``, the call does not read the partition first. The position is also kept after the
         timeout, but not after a cancellation.
@@ -222,7 +222,7 @@ class TakerQueues:
             return True
 
     def leave(self, partition: str) -> None:
-        """Give up the position that was kept for a partition, in the background. Nothing is done if there is none."""
+        """Delete our ticket in the queue of a partition if an earlier call has kept it, in the background."""
         head = self._pop_kept_waiter(partition)
         if head is not None:
             self._seen.pop(partition, None)
@@ -230,7 +230,7 @@ class TakerQueues:
             head.waiter.close()
 
     def close(self) -> None:
-        """Give up all kept positions, and keep none in future. Idempotent."""
+        """Delete the tickets that earlier calls have kept, in the background, and keep none from now on. Idempotent."""
         with self._lock:
             self._is_closed = True
             partitions = list(self._heads)

@@ -471,10 +471,10 @@ class WorkQueue(Closable):
 
     @blocking
     async def wait_free(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
-        """Wait until an item of a partition is free, without taking it. Call ``try_take`` then, and perhaps wait again.
+        """Wait until an item of a partition is unclaimed, without taking it. Then call ``try_take``.
 
-        Waiting clients are notified one after the other, in the order in which they came. The only write of a wait is a
-        ticket at its start.
+        Another client may take it first, so that ``try_take`` returns nothing; wait again in that case. Waiting clients
+        are notified one after the other, in the order in which they came.
 
         Args:
             partition: The partition.
@@ -523,14 +523,19 @@ class WorkQueue(Closable):
         """
         if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
-        wait = partial(self._waiting.wait_and_stay, on_ahead=on_ahead) if stays else self._waiting.wait_until_free
+        wait = (
+            partial(self._waiting.wait_keeping_position, on_ahead=on_ahead) if stays else self._waiting.wait_until_free
+        )
         seen = await self._wait(
             partition, timeout_s, accept, wait, self._waiting.get_kept_waiter(partition) if stays else None
         )
         return None if seen is None else seen.free_items(limit)
 
     def leave(self, partition: str) -> None:
-        """Give up the position among the waiting clients that ``wait_items`` has kept, in the background."""
+        """Leave the queue of clients that wait for items of a partition, in the background.
+
+        Only needed after ``wait_items`` with ``stays``, which keeps the position of this client in that queue.
+        """
         self._waiting.leave(partition)
 
     async def _wait(
@@ -648,16 +653,18 @@ class WorkQueue(Closable):
 
     @blocking
     async def holder(self, item: QueueItem) -> Ticket | None:
-        """Return the ticket of the client that has claimed an item. None if the item, as it was read, is not
-        claimed.
+        """Return the client that has claimed an item, as its ``Ticket`` describes it.
+
+        Args:
+            item: The item, as it was read.
+        Returns:
+            None if the item was not claimed when it was read, or if its client has ended.
         """
         return (await coroutine_of(self.holders)([item]))[0]
 
     @blocking
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
-        """Return for each of these items the ticket of the client that has claimed it, in order. None for an unclaimed
-        item.
-        """
+        """Return for each item the client that has claimed it, in the order of the items. See ``holder``."""
         self._waits.ensure_usable()
         keys = {item.claim: self._keys.holder_key(item.partition, item.holder) for item in items if item.holder}
         entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
@@ -666,14 +673,15 @@ class WorkQueue(Closable):
 
     @blocking
     async def takers(self, partition: str) -> list[Ticket]:
-        """Return the tickets of the clients that wait for items of a partition, in order."""
+        """Return the clients that wait to take items of a partition, in the order in which they are served."""
         check_member(partition, "partition")
         return await self._waiting.get_ticket_queue(partition).tickets()
 
     @blocking
     async def putters(self) -> list[Ticket]:
-        """Return the tickets of the clients that wait for space to put items, in order. Empty if the queue is not
-        bounded.
+        """Return the clients that wait for space to put items, in the order in which they are served.
+
+        Empty if the queue has no maximum size.
         """
         self._waits.home.check()
         return [] if self._puts is None else await self._puts.putters.tickets()
