@@ -27,7 +27,7 @@ def in_doubt(store):
     """A claim whose transaction may have been committed, the writes that would do it, and where it is noted."""
     item = store.get(NAMES.item_key(PARTITION, "s", "one"))
     holder = ClaimHolder(NAMES, PARTITION, store.session)
-    claim, doubts = holder.generate_claim(), UnconfirmedClaims(store, "a test")
+    claim, doubts = holder.generate_claim_id(), UnconfirmedClaims(store, "a test")
     doubt = UnconfirmedClaim(item.key, claim, holder, item)
     doubts.add([doubt])
     writes = [

@@ -317,7 +317,7 @@ def test_a_full_queue_makes_puts_wait_or_fail(queue, in_thread, eventually):
 @pytest.fixture
 def crowd(queue, monkeypatch):
     """Have somebody else be faster each time that this queue writes the tail."""
-    theirs, real = queue(), SharedNumber.commit
+    theirs, real = queue(), SharedNumber.compare_and_set
 
     def crowded(mine):
         async def commit(cell, *args):
@@ -325,7 +325,7 @@ def crowd(queue, monkeypatch):
                 theirs.put(b"theirs")
             return await real(cell, *args)
 
-        monkeypatch.setattr(SharedNumber, "commit", commit)
+        monkeypatch.setattr(SharedNumber, "compare_and_set", commit)
 
     return crowded
 

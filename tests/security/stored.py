@@ -80,8 +80,8 @@ def dumped(**body):
 #: The key of an item of a queue.
 QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
 OPENING = phases.Opening(1, 2, ("a", "b"), 60.0, 1.0, 2)
-BOARD = phases.BarrierRecord.for_parties(["a", "b"]).after_passing(["a", "b"])
-BOARD = BOARD.after_breaking("it was late", ["a"], OPENING, cycle=2)
+BOARD = phases.BarrierRecord.with_fixed_parties(["a", "b"]).after_pass(["a", "b"])
+BOARD = BOARD.after_break("it was late", ["a"], OPENING, cycle=2)
 CELL = ProgressRecord(
     "c",
     7,
@@ -127,7 +127,7 @@ KINDS = {
     "barrier": Kind(
         "primitives.barrier.phases",
         BOARD.to_bytes(),
-        lambda value: phases.BarrierRecord.from_entry(at(value)).after_passing(["a"]),
+        lambda value: phases.BarrierRecord.from_entry(at(value)).after_pass(["a"]),
     ),
     "opening": Kind(
         "primitives.barrier.phases",

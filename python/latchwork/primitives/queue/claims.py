@@ -224,7 +224,10 @@ class QueueClaim(OwnershipHolder):
 
     @property
     def _ownership(self) -> Ownership:
-        """The proof of ownership for work on the item. Created on first use, because most claims end without it."""
+        """The ownership of the item. Work on the item registers with it, to be stopped when the claim is lost.
+
+        Created on first use, because most claims end without it.
+        """
         if self._made is None:
             new = Ownership.for_session(self._what, self.fence, self._session, self._store.clock)
             made = self.__dict__.setdefault("_first", new)
@@ -326,7 +329,7 @@ class QueueClaim(OwnershipHolder):
                 return
 
     def prepare_ack(self, ops: Sequence[Op] = ()) -> ClaimEnding:
-        """Return the checks and writes of ``ack``, for a transaction of yours.
+        """Return the checks and writes that acknowledge the item, for the caller to include in its own transaction.
 
         Args:
             ops: Further writes for the same transaction.
@@ -407,8 +410,8 @@ class QueueClaim(OwnershipHolder):
     async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
         """Try once to commit the transaction that ends the claim.
 
-        While our claim holder exists, no other client can end the claim. So after a conflict or an unknown outcome, the
-        state of the claim shows whether an earlier attempt was committed.
+        Only this client can end the claim while the session-bound key of its claims exists. So after a conflict or an
+        unknown outcome, the state of the claim shows whether an earlier attempt was committed.
         """
         try:
             await ask(self._store.commit, [self.fence, *checks], ops)
@@ -416,13 +419,13 @@ class QueueClaim(OwnershipHolder):
             claim_state = await self._read_state()
             if claim_state is ClaimState.OURS:
                 raise
-            self._check_state(claim_state, error)
+            self._raise_unless_settled(claim_state, error)
         except OutcomeUnknown as error:
             self._is_in_doubt = True
             claim_state = await self._read_state()
             if claim_state is ClaimState.OURS or self._session.remaining_s() <= 0.0:
                 raise
-            self._check_state(claim_state, error)
+            self._raise_unless_settled(claim_state, error)
 
     async def _was_committed(self, error: LatchworkError) -> bool:
         """Return whether a commit that raised an error has ended the claim.
@@ -437,13 +440,12 @@ class QueueClaim(OwnershipHolder):
         claim_state = await self._read_state()
         if claim_state is ClaimState.OURS:
             return False
-        self._check_state(claim_state, error)
+        self._raise_unless_settled(claim_state, error)
         self._mark_ended()
         return True
 
-    def _check_state(self, claim_state: ClaimState, error: LatchworkError) -> None:
-        """Return normally if an earlier attempt has ended the claim and only its answer was lost. Otherwise raise an
-        error.
+    def _raise_unless_settled(self, claim_state: ClaimState, error: LatchworkError) -> None:
+        """Raise an error, unless an earlier attempt has ended the claim as intended and only its answer was lost.
 
         Args:
             claim_state: The state of the claim in the store.
@@ -557,7 +559,7 @@ class CreateClaimed:
     ) -> None:
         self._info = info
         self._in_doubt = in_doubt
-        self._item = item = replace(item, claim=holder.generate_claim())
+        self._item = item = replace(item, claim=holder.generate_claim_id())
         self._holder = holder
         self.ops: tuple[Op, ...] = (
             build_index_put(info.keys, item.partition, item.sort_key),
@@ -585,8 +587,8 @@ class CreateClaimed:
         return QueueClaim(self._info, self._item.with_entry(found), self._item.value, found.token, holder=self._holder)
 
     def mark_unconfirmed(self) -> None:
-        """Record that it is unknown whether the transaction was committed.
+        """Record that the outcome of the transaction is unknown.
 
-        If it was, the next take of this client gets the item, or the item is released after a second.
+        If the item was created, the next take of this client returns it, or it is released after a second.
         """
         self._in_doubt.add([UnconfirmedClaim(self._item.key, self._item.claim, self._holder, None)])

@@ -195,13 +195,13 @@ class ItemTaker:
 
     async def try_take(self, request: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take the first free items of the requested partitions. Return the claims, perhaps none."""
-        return await self._collect(partial(self._take_from_partitions, request, session))
+        return await self._collect_claims(partial(self._take_from_partitions, request, session))
 
     async def take_items(self, items: Sequence[QueueItem], request: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take those of the given items that are unchanged since they were read. Return the claims in the order of
         ``items``.
         """
-        claims = await self._collect(partial(self._take_from_items, list(items), request, session))
+        claims = await self._collect_claims(partial(self._take_from_items, list(items), request, session))
         if len(claims) > 1:
             positions = {item.key: at for at, item in enumerate(items)}
             claims.sort(key=lambda claim: positions.get(claim.item.key, len(positions)))
@@ -214,35 +214,35 @@ class ItemTaker:
         Returns:
             The claim in a list, or an empty list.
         """
-        return await self._collect(partial(self._take_known, items, request, session))
+        return await self._collect_claims(partial(self._take_known, items, request, session))
 
     async def _take_known(
         self, items: Sequence[QueueItem], request: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> None:
         (partition,) = request.partitions
-        await self._take_unconfirmed(request, session, claims)
+        await self._adopt_unconfirmed_claims(request, session, claims)
         if not claims:
             await self._take_from_items(list(items), request, session, claims)
         await self._take_from_partition(partition, request, session, claims)
 
     async def take_first(self, request: TakeRequest, session: Session, *, is_sure: bool) -> list[QueueClaim]:
-        """Take the first free item of one partition, as the connected server sees it.
+        """Take the first free item of one partition.
 
         Args:
             request: The arguments of the take, with one partition.
             session: The session of the claim.
-            is_sure: Return no item only if no server has one. With False, the result may be empty because the connected
-                server is behind the others; the caller waits then.
+            is_sure: Whether an empty result must mean that the partition has no free item (a linearizable read). With
+                False, it may also mean that the connected server is behind the others.
         Returns:
             The claim in a list, or an empty list.
         """
-        return await self._collect(partial(self._take_from_head, request, session, is_sure))
+        return await self._collect_claims(partial(self._take_from_head, request, session, is_sure))
 
     async def _take_from_head(
         self, request: TakeRequest, session: Session, is_sure: bool, claims: list[QueueClaim]
     ) -> None:
         (partition,) = request.partitions
-        await self._take_unconfirmed(request, session, claims)
+        await self._adopt_unconfirmed_claims(request, session, claims)
         if claims:
             return
         seen = await read_head(self._info, partition)
@@ -252,13 +252,14 @@ class ItemTaker:
             await self._take_from_partition(partition, request, session, claims)
 
     async def _take_from_partitions(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
-        await self._take_unconfirmed(request, session, claims)
+        await self._adopt_unconfirmed_claims(request, session, claims)
         for partition in self._list_partitions_to_read(request):
             await self._take_from_partition(partition, request, session, claims)
 
-    async def _collect(self, take: Callable[[list[QueueClaim]], StepCoroutine[object]]) -> list[QueueClaim]:
-        """Call ``take`` with an empty list for its claims, and return the list. An error after the first claim is only
-        logged.
+    async def _collect_claims(self, take: Callable[[list[QueueClaim]], StepCoroutine[object]]) -> list[QueueClaim]:
+        """Call a function that adds claims to a list, and return the list.
+
+        An error is raised only if there are no claims. Otherwise it is logged.
         """
         claims: list[QueueClaim] = []
         try:
@@ -268,13 +269,13 @@ class ItemTaker:
                 raise
             _log.info("%s: only %d items were taken: %s", self._what, len(claims), error)
         except BaseException:  # a callback failed, or an interrupt: no caller gets the claims
-            self.keep_unused(claims)
+            self.keep_undelivered(claims)
             raise
         return claims
 
-    def keep_unused(self, claims: Iterable[QueueClaim]) -> None:
-        """Keep claims that were made for a call which cannot receive them. The next take returns them, or they are
-        released in the background.
+    def keep_undelivered(self, claims: Iterable[QueueClaim]) -> None:
+        """Keep claims whose call was canceled or has failed. The next take returns them, or they are released in the
+        background.
         """
         self._in_doubt.add(
             UnconfirmedClaim(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
@@ -282,8 +283,9 @@ class ItemTaker:
         )
 
     def _list_partitions_to_read(self, request: TakeRequest) -> list[str]:
-        """Return the partitions to read. A partition that was empty just now is left out while items of others are
-        remembered.
+        """Return the partitions of a request that must be read from the store.
+
+        While this client remembers free items of some of them, those that were empty a moment ago are left out.
         """
         now = self._store.clock.now()
         kept = {partition: self._kept[partition] for partition in request.partitions if partition in self._kept}
@@ -474,7 +476,7 @@ class ItemTaker:
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
         """Claim the items of these attempts in one transaction, all or none. Return the claims."""
         holders = {each.item.partition: self._get_holder(each.item.partition, session) for each in batch}
-        claims = {partition: holder.generate_claim() for partition, holder in holders.items()}
+        claims = {partition: holder.generate_claim_id() for partition, holder in holders.items()}
         taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
         checks: dict[Check, None] = {Exists(holder.key): None for holder in holders.values() if holder.exists}
         ops: list[Op] = [Put(item.key, item.to_bytes()) for item in taken]
@@ -501,8 +503,9 @@ class ItemTaker:
         )
 
     def _has_lost_holder(self, batch: Sequence[TakeAttempt], session: Session, error: Conflict) -> bool:
-        """Return whether a take was refused because the key of our claim holder was deleted. The next take creates
-        another one.
+        """Return whether the transaction of a take failed because the session-bound key of our claims was deleted.
+
+        The next attempt creates another such key.
         """
         failed = {getattr(each, "key", None) for each in error.failed}
         lost = [
@@ -522,7 +525,7 @@ class ItemTaker:
         try:
             return await self._with_large_values(claims)
         except BaseException:
-            self.keep_unused(claims)
+            self.keep_undelivered(claims)
             raise
 
     async def _with_large_values(self, claims: Sequence[QueueClaim]) -> list[QueueClaim]:
@@ -538,9 +541,9 @@ class ItemTaker:
                 found.append(claim)
         return found
 
-    async def _take_unconfirmed(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
-        """Add claims of earlier calls whose outcome was unknown, if they turn out to exist and their items are wanted
-        now.
+    async def _adopt_unconfirmed_claims(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
+        """Add the claims of earlier transactions with lost answers, if they were committed and the request accepts the
+        items.
 
         Args:
             request: The arguments of the take.
@@ -563,6 +566,6 @@ class ItemTaker:
                 is_wanted = request.accept(item)
             finally:
                 if not is_wanted:
-                    self.keep_unused([claim])
+                    self.keep_undelivered([claim])
             if is_wanted:
                 claims += await self._read_large_values([claim])

@@ -131,9 +131,10 @@ class ClaimHolder:
         self.exists = self.is_gone = False
         self.fence: Fence | None = None
 
-    def generate_claim(self) -> str:
-        """Return a unique text that claims items: the ID of this holder, and an ID of the transaction that takes
-        them.
+    def generate_claim_id(self) -> str:
+        """Return a unique claim ID, which a transaction writes into the items that it takes.
+
+        It consists of the ID of this holder and an ID of the transaction.
         """
         return f"{self.id}.{generate_holder_id()}"
 
@@ -226,7 +227,7 @@ class QueueItem(Struct, frozen=True):
 
     @property
     def check(self) -> At:
-        """The precondition that the item is unchanged: not removed, taken or released since it was read."""
+        """A precondition for transactions: the item was not removed, taken or released since it was read."""
         return At.of(self.key, self.version)
 
     @classmethod

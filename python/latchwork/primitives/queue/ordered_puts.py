@@ -175,7 +175,7 @@ class OrderedPuts:
                 return last - count + 1
 
     async def _reserve_space(self, count: int) -> list[Op]:
-        """Return the writes that reserve space for items in the stored capacity.
+        """Build the writes that subtract items from the stored free space of a bounded queue.
 
         Args:
             count: Number of items. The items in the queue are counted if the stored free space is too small.

@@ -212,7 +212,7 @@ class PartitionReader:
         free: list[Entry] = []
         empty: list[Entry] = []
         for n, (item_range, items) in enumerate(zip(round_, found, strict=True)):
-            free += await self._find_free(item_range, items)
+            free += await self._filter_free(item_range, items)
             if len(items) == item_range.limit:  # the rest of it comes before the sort keys after it
                 longer = min(LONGEST_PAGE, 2 * item_range.limit)
                 rest = ItemRange(item_range.mark, item_range.sort_key, longer, get_last_segment(items[-1]))
@@ -226,8 +226,9 @@ class PartitionReader:
         return free
 
     def build_hint(self, until: float) -> StartHint | None:
-        """Return where the next read can start. None if it should start at the beginning, because few items there are
-        claimed.
+        """Return where the next read of this partition can start, to skip the claimed items at its beginning.
+
+        None if there are so few of them that it should start at the beginning.
 
         Args:
             until: The time on the store's clock at which the hint expires.
@@ -241,11 +242,11 @@ class PartitionReader:
 
     @property
     def first_free_range(self) -> ItemRange | None:
-        """The range that begins with the first free item. None if there was none."""
+        """The range of items that starts at the first free item, where a later read can start. None if none is free."""
         return self._first
 
-    async def _find_free(self, item_range: ItemRange, items: Sequence[Entry]) -> list[Entry]:
-        """Return the free items among those of a range.
+    async def _filter_free(self, item_range: ItemRange, items: Sequence[Entry]) -> list[Entry]:
+        """Return the items of a range that no running client has claimed.
 
         Args:
             item_range: The range.
@@ -299,7 +300,7 @@ class TakerShard:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the consumers know each other, so that they divide the partition into shards."""
+        """Whether the partition is divided among its consumers. They must know their number and ranks for that."""
         return self.of > 0
 
     @property

@@ -69,16 +69,16 @@ class UnconfirmedClaims:
         self._open: dict[str, UnconfirmedClaim] = {}
 
     def add(self, claims: Iterable[UnconfirmedClaim]) -> None:
-        """Record claims that may exist, or may still be committed, and that no caller has received.
+        """Remember claims that no caller has received, because the outcome of their transaction is unknown.
 
-        The next take uses them. Otherwise they are released in the background.
+        The next take of this client returns those that were committed. Otherwise they are released in the background.
         """
         claims = list(claims)
         with self._lock:
             for each in claims:
                 self._open[each.item_key] = each
         for each in claims:
-            self._store.cleanup.add(partial(self._clear, each, Backoff()), _LEFT_TO_TAKES_S)
+            self._store.cleanup.add(partial(self._release_unused, each, Backoff()), _LEFT_TO_TAKES_S)
 
     def list_for_session(self, session: Session) -> list[UnconfirmedClaim]:
         """Return the unconfirmed claims that are bound to a session."""
@@ -91,11 +91,11 @@ class UnconfirmedClaims:
         Returns:
             The item if the claim was committed; it belongs to the caller. None otherwise.
         """
-        found = await self._decide(claim)
+        found = await self._confirm_or_invalidate(claim)
         return found if self._remove(claim) else None
 
-    async def _clear(self, claim: UnconfirmedClaim, backoff: Backoff) -> float | None:
-        """Try once to release a claim that no take has used. Runs as a background cleanup.
+    async def _release_unused(self, claim: UnconfirmedClaim, backoff: Backoff) -> float | None:
+        """Try once to release a claim that no later take has returned to a caller. Runs as a background cleanup.
 
         Args:
             claim: The claim.
@@ -106,7 +106,7 @@ class UnconfirmedClaims:
         if claim.holder.session.remaining_s() <= 0.0 or self._open.get(claim.item_key) is not claim:
             return None
         try:
-            found = await self._decide(claim)
+            found = await self._confirm_or_invalidate(claim)
         except FATAL as error:
             _log.warning("%s: %s stays claimed until its session ends: %s", self._what, claim.item_key, error)
             return None
@@ -146,7 +146,7 @@ class UnconfirmedClaims:
         with self._lock:
             return self._open.get(claim.item_key) is claim and bool(self._open.pop(claim.item_key))
 
-    async def _decide(self, claim: UnconfirmedClaim) -> Entry | None:
+    async def _confirm_or_invalidate(self, claim: UnconfirmedClaim) -> Entry | None:
         """Return the item if the claim was committed. Otherwise make sure that it never will be, and return None.
 
         The claim is committed only if the item is unchanged. Writing the item again prevents that.

@@ -387,13 +387,13 @@ class FreeItemWatcher:
         if change.entry is None:
             self.ours.pop(position, None)
         else:
-            seen = self._known[position] = self._read(change.entry)
+            seen = self._known[position] = self._decode_item(change.entry)
             if seen.holder:
                 self._claimed.setdefault(seen.holder, set()).add(position)
         self._classify(position)
 
     def _classify(self, position: tuple[str, str]) -> None:
-        """Record whether an item is free, and whether it is accepted.
+        """Record whether an item is unclaimed, and whether the waiting call accepts it, after it or its claim changed.
 
         Args:
             position: Sort key and ID of the item.
@@ -404,8 +404,8 @@ class FreeItemWatcher:
         if seen is not None and seen.holder not in self._there and self.ours.get(position, self) != seen.version:
             (self._good if seen.is_wanted else self._bad).add(position)
 
-    def _read(self, entry: Entry) -> WatchedItem:
-        """Decode an item. An invalid record counts as accepted, because the next take makes it a dead letter."""
+    def _decode_item(self, entry: Entry) -> WatchedItem:
+        """Decode an item. If its record is invalid, treat it as accepted, so that the next take dead-letters it."""
         try:
             item = QueueItem.from_entry(entry)
         except BadRecord:
