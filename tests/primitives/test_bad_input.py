@@ -184,7 +184,7 @@ USES = {
             "PriorityQueue": ("size", "items", "claims", "dead_letters"),
             "WorkQueue": ("size", "items", "claims", "dead_letters", "partitions"),
             "Once": ("outcome", "reset"),
-            "RateLimiter": ("given",),
+            "RateLimiter": ("issued",),
         }.items()
         for method in methods
     },

@@ -461,7 +461,7 @@ def test_a_rate_limiter_is_refused(store):
         limiter.acquire(timeout_s=30.0)
         refused(
             limiter,
-            {"acquire": limiter.acquire, "given": limiter.given, "waiters": limiter.waiters},
+            {"acquire": limiter.acquire, "issued": limiter.issued, "waiters": limiter.waiters},
             quiet={"close": (limiter.close, "None")},
         )
         assert limiter.issued() == 1

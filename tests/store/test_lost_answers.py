@@ -320,7 +320,7 @@ CALLS = {
 #: Calls that only read or wait; that end something, in the background if need be; and housekeeping.
 OTHERS = {
     *("arrived", "candidates", "check", "claims", "is_completed", "dead_letters", "find", "find_all", "generation"),
-    *("given", "graph"),
+    *("issued", "graph"),
     *("holder", "holders", "items", "last", "leader", "list", "members", "next", "outcome", "partitions"),
     *("putters", "result", "round", "runner", "size", "state", "status", "sync", "takers", "value", "wait"),
     *("wait_joined", "wait_until", "waiters", "pending_deps", "was_committed"),
