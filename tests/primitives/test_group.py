@@ -426,6 +426,32 @@ def test_a_member_that_leaves_does_not_remove_another_that_has_its_id_by_now(con
     assert elsewhere.get("web/members/a") == other
 
 
+def test_first_view_after_a_deletion_has_members_that_were_read_before_it(
+    group, store, connect, eventually, monkeypatch
+):
+    apply_head, heads, behind, other = ViewFollower._apply_head, [], [], connect()
+
+    async def apply_and_record(follower, batch):
+        await apply_head(follower, batch)
+        heads.append(batch[-1].entry if batch else None)
+
+    def read_members_later(follower):
+        behind.append(follower)
+
+    monkeypatch.setattr(ViewFollower, "_apply_head", apply_and_record)
+    first = group("a", store=connect())
+    first.wait(30.0)
+    eventually(lambda: heads[-1] is not None)
+    monkeypatch.setattr(ViewFollower, "_read_members_again", read_members_later)
+    store.delete("web/views")
+    eventually(lambda: behind)
+    other.put("web/members/e", b"{}", session=other.session)
+    view = first.wait_until(lambda view: "e" in view, 30.0)
+    monkeypatch.undo()
+    behind[0]._read_members_again()
+    assert view.ids == ["a", "e"]
+
+
 def test_views_that_somebody_deleted_are_begun_anew_and_told(group, store, connect, eventually):
     first, second, told = group("a", store=connect()), group("b", store=connect()), []
     for name in ("c", "d"):

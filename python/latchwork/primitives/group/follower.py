@@ -535,7 +535,7 @@ class ViewFollower:
                     due = schedule.next_action(now, is_behind=True)
                 if due == "write":
                     schedule.record_write(now)
-                    await self._append(dirty)
+                    await self._append(dirty, tokens)
                     dirty = self._select_outdated(dirty, tokens)
                 if mark is not None:  # confirmed last, because no view depends on it
                     with suppress(Conflict):  # it says so already, or is gone, which the end of the session shows
@@ -575,8 +575,10 @@ class ViewFollower:
                 tokens[name] = each.entry.token
         return changed
 
-    async def _append(self, members: Mapping[str, Entry | None]) -> None:
+    async def _append(self, members: Mapping[str, Entry | None], tokens: Mapping[str, int]) -> None:
         at, state = self._replica.current()
+        if at is None and tokens.keys() - members.keys():  # the log was deleted after they were read
+            members = dict.fromkeys(tokens)
         try:
             written = await self._view_log.append(at, state, members)
         except Conflict:
