@@ -143,7 +143,7 @@ class ParallelLimiter:
         return self._forget_permit(self._held.pop(claim, None))
 
     def on_permit_released_early(self, claim: QueueClaim) -> None:
-        """Forget the permit of a claim that has already deleted it, although the claim goes on.
+        """Forget the permit of a claim that has deleted it early and continues without it.
 
         A task that waits for its retry has no permit, so that another task can run in the meantime.
         """

@@ -244,7 +244,7 @@ class PlanWorkerSession:
         minutes.
         """
         clock, backoff = self._plan_store.store.clock, Backoff()
-        wall_clock = WallClock(clock)  # a clock that is wrong for a moment removes nothing
+        wall_clock = WallClock(clock)  # so that a clock that is briefly wrong removes nothing
         sweep_at = clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S
         while True:
             with self._notifier.mutex:

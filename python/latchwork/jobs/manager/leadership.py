@@ -56,7 +56,7 @@ class Leadership:
         self._nodes = nodes
         self._pools = pools
         self._options = options
-        self._wall_clock = WallClock(store.clock)  # a clock that is wrong for a moment removes nothing
+        self._wall_clock = WallClock(store.clock)  # so that a clock that is briefly wrong removes nothing
         self._assignment = AssignmentStore(
             store, f"{me.incarnation}.{fence.token}", encode_strategies(options.strategies.describe())
         )
