@@ -328,9 +328,10 @@ class BarrierMember:
             if phase > state.phase:
                 raise ValueError(f"{self._what}: not opened yet; the open one is {state.phase // self._cycle}")
             expected = None
+            is_first = opening is None or snapshot.must_create_record
+            if is_first and not has_paused and not await local.reserve_first_arrival(phase, waiter):
+                continue
             if opening is None:
-                if not has_paused and not await local.reserve_first_arrival(phase, waiter):
-                    continue
                 expected = await self._get_expected_members()
                 opening = expected.open_phase(phase, timeout_s, time.time())
                 if not has_paused and exceeds_watch_limit(opening.parties):
