@@ -143,15 +143,16 @@ def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, c
 
 @pytest.fixture
 def searching(connect):
-    """A store whose next search of a node is held at its first read, from ``hold()`` to ``release()``."""
+    """A store whose next search of a node is held after its first read, from ``hold()`` to ``release()``."""
     with FaultyStore(connect(session_ttl_s=30.0)) as faulty:
         gate, held, listing = threading.Event(), threading.Event(), faulty.list
 
         def held_list(prefix, *args, **options):
+            found = listing(prefix, *args, **options)
             if not gate.is_set() and prefix.endswith("/sort_keys"):
                 held.set()
                 gate.wait(PATIENCE_S)
-            return listing(prefix, *args, **options)
+            return found
 
         def hold():
             gate.clear()
@@ -174,7 +175,7 @@ def test_an_item_that_comes_during_a_search_does_not_wait_for_it_and_costs_no_pl
             assert result_of(store, f"i{n}").result(PAYLOADS) == n * n
             eventually(lambda: node.worker_loop.running() == [])
         searching.release()
-        eventually(lambda: not node.worker_loop._is_searching)
+        eventually(lambda: node.worker_loop._searched is None)
         put(store, examples.square, 3, id="i3")
         assert result_of(store, "i3").result(PAYLOADS) == 9
         assert list(store.children("work/takers/any")) == place
@@ -207,11 +208,107 @@ def test_a_node_whose_slots_are_filled_during_a_search_lets_the_next_be_told(sto
         eventually(lambda: one.worker_loop.running() == ["any/s1/a"])
         eventually(lambda: store.children("work/takers/any") == [])
         searching.release()
-        eventually(lambda: not one.worker_loop._is_searching)
+        eventually(lambda: one.worker_loop._searched is None)
         with Node(connect(), name="n2", search_s=300.0, slots=1):
             waits(store)
             assert len(store.children("work/takers/any")) == 1
             assert b'"n2"' in store.list("work/takers/any")[0].value
+
+
+class HeldClaims:
+    """Holds the commits that claim one item of a store, until ``release()``."""
+
+    def __init__(self, store, item_id):
+        self._gate, self._held = threading.Event(), threading.Event()
+        commit = store.commit
+
+        def held_commit(checks, ops):
+            if any(op.key.endswith(f"/{item_id}") for op in ops):
+                self._held.set()
+                self._gate.wait(PATIENCE_S)
+            return commit(checks, ops)
+
+        store.commit, self.release = held_commit, self._gate.set
+
+    def wait(self):
+        assert self._held.wait(PATIENCE_S)
+
+
+@pytest.mark.threads
+def test_a_node_whose_slots_are_filled_by_a_claim_that_outlasts_the_search_takes_the_next_item(store, searching):
+    with Node(searching, search_s=1.0, slots=1) as node:
+        waits(store)
+        searching.hold()
+        node.worker_loop._search_s = 300.0  # no other search is due
+        claim = HeldClaims(searching, "a")
+        put(store, examples.waits, id="a")
+        claim.wait()
+        searching.release()
+        time.sleep(0.5)
+        claim.release()
+        eventually(lambda: node.slots.free_slots == 0)
+        time.sleep(0.2)
+        assert node.worker_loop.stop_task("any/s1/a")
+        result_of(store, "a")
+        put(store, examples.square, 3, id="b")
+        assert result_of(store, "b", 20.0).result(PAYLOADS) == 9
+
+
+class Reserving(System):
+    """Reserves something for each item that it claims, and takes all reservations back when a search begins."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.reserved, self.missing = set(), []
+
+    def partitions(self):
+        self.reserved.clear()
+        return super().partitions()
+
+    def build_claim_ops(self, item):
+        self.reserved.add(item.id)
+        return super().build_claim_ops(item)
+
+    def prepare_run(self, claim):
+        if claim.item.id not in self.reserved:
+            self.missing.append(claim.item.id)
+        return super().prepare_run(claim)
+
+
+@pytest.mark.threads
+def test_no_search_begins_before_the_claims_made_during_the_last_one_have_ended(store, searching):
+    system = Reserving()
+    with Node(searching, system, search_s=1.0) as node:
+        waits(store)
+        searching.hold()
+        claim = HeldClaims(searching, "a")
+        put(store, examples.square, 3, id="a")
+        claim.wait()
+        system.all_lanes = ["quiet"]  # so that no other search claims the item
+        searching.release()
+        node.worker_loop.request_search()
+        time.sleep(0.5)
+        claim.release()
+        assert result_of(store, "a").result(PAYLOADS) == 9
+        assert system.missing == []
+
+
+@pytest.mark.threads
+def test_a_claim_during_a_search_begins_no_search(store, searching):
+    system = Reserving(lanes=["any", "quiet"])
+    system.watched_partitions = lambda: ["any"]
+    with Node(searching, system, search_s=1.0):
+        waits(store)
+        searching.hold()
+        claim = HeldClaims(searching, "found")
+        put(store, examples.square, 2, id="found", lane="quiet")
+        searching.release()
+        claim.wait()
+        put(store, examples.square, 3, id="told")
+        assert result_of(store, "told").result(PAYLOADS) == 9
+        claim.release()
+        assert result_of(store, "found").result(PAYLOADS) == 4
+        assert system.missing == []
 
 
 # Staying in the line

@@ -117,7 +117,7 @@ class WorkerHooks(ABC):
     def partitions(self) -> Sequence[str]:
         """Return the partitions of the queue from which to take items now, in order.
 
-        Called before each search. Must not use the store.
+        Called before each search, while the loop claims nothing. Must not use the store.
         """
 
     def watched_partitions(self) -> Sequence[str]:

@@ -112,7 +112,10 @@ class WorkerLoop(Startable):
         self._threads: list[Background] = []
         self._stop = Signal()
         self._takes, self._is_started, self._has_closed = True, False, False
-        self._wants_capacity = self._leaves_traces = self._is_searching = False
+        self._wants_capacity = self._leaves_traces = False
+        #: The partitions of the running search of the queue, and the number of items being claimed during the search.
+        self._searched: Sequence[str] | None = None
+        self._claiming = 0
         self._searched_at, self._search_took_s, self._counts = -math.inf, 0.0, Counter[str]()
         self._finisher = ClaimFinisher(self._clock, commits, hooks, self._on_claim_ended, label=node_id)
         self._filter = ClaimFilter(hooks, self._clock, node_id)
@@ -311,9 +314,12 @@ class WorkerLoop(Startable):
         partitions = self._hooks.partitions()
         claims = await self._take_notified(select_direct_claims(notified, partitions, capacity))
         is_all = bool(claims) and len(claims) == len(notified)
-        if not claims:
-            claims = await self._take(partitions, capacity)
-        self._run_found(claims)
+        try:
+            if not claims:
+                claims = await self._take(partitions, capacity)
+            self._run_found(claims)
+        finally:
+            await self._wait_for_claims_during_search()
         if not claims and self._free_capacity() <= 0:  # the slots were filled during the search
             return None, False
         return len(claims), is_all
@@ -333,23 +339,39 @@ class WorkerLoop(Startable):
             Whether any were claimed. None if the node does not search now, or if the items must be searched for.
         """
         with self._notifier.mutex:
-            if not self._is_searching or self._notified.has_notification:
+            if self._searched is None or self._notified.has_notification:
                 return None
-            capacity = self._free_capacity()
+            items = select_direct_claims(items, self._searched, self._free_capacity() - self._claiming)
+            self._claiming += len(items)
+        if not items:
+            return None
         try:
-            items = select_direct_claims(items, self._hooks.partitions(), capacity)
-            if not items:
-                return None
             claims = await self._take_notified(items)
+            self._run_found(claims)
         except Exception as error:
             text = "node %s could not claim items, and searches for them: %s"
             _log.info(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
             return False
-        self._run_found(claims)
-        with self._notifier.mutex:
-            if self._free_capacity() <= 0:
-                self._notified.is_waiting = False
+        finally:
+            with self._notifier.mutex:
+                self._claiming -= len(items)
+                if self._free_capacity() <= 0:
+                    self._notified.is_waiting = False
+                self._notifier.notify_all()
         return bool(claims)
+
+    async def _wait_for_claims_during_search(self) -> None:
+        """Wait until the items that are being claimed during the search run, or their claims have failed.
+
+        Otherwise the search would not know that they fill the slots, and the next search would take back what the hooks
+        have reserved for them.
+        """
+        while True:
+            with self._notifier.mutex:
+                version = self._notifier.version
+                if not self._claiming:
+                    return
+            await self._notifier.wait_for_change(version, self._clock, None)
 
     async def _take_notified(self, items: Sequence[QueueItem]) -> list[QueueClaim]:
         if not items:
@@ -363,7 +385,8 @@ class WorkerLoop(Startable):
 
     async def _take(self, partitions: Sequence[str], capacity: int) -> list[QueueClaim]:
         self._searched_at = self._clock.now()
-        self._is_searching = True
+        with self._notifier.mutex:
+            self._searched = partitions
         try:
             claims = await coroutine_of(self._backlog.try_take)(
                 partitions,
@@ -376,7 +399,8 @@ class WorkerLoop(Startable):
                 shard=partial(choose_shard, self._hooks, self._arrivals),
             )
         finally:
-            self._is_searching = False
+            with self._notifier.mutex:
+                self._searched = None
         self._search_took_s = self._clock.now() - self._searched_at
         return claims
 
