@@ -259,6 +259,21 @@ def test_a_key_that_another_store_wrote_is_read_once_for_many_checks(backend, ot
     assert len(readings) == 1
 
 
+def test_a_key_that_another_store_wrote_is_read_once_for_many_refused_puts(backend, other, readings):
+    mine = backend.commit([], [Put("mine", b"")]).result(WAIT_S).entries[0]
+    other.commit([], [Put("theirs", b"")]).result(WAIT_S)
+    other.commit([], [Put("mine", b"")]).result(WAIT_S)
+    del readings[:]
+    for number in range(3):
+        other.commit([], [Put("mine", b"%d" % number)]).result(WAIT_S)
+        with pytest.raises(Conflict):
+            backend.commit([At(mine)], [Put("mine", b""), Put("theirs", b"")]).result(WAIT_S)
+    assert len(readings) == 1
+    other.commit([], [Delete("theirs")]).result(WAIT_S)
+    backend.commit([], [Put("theirs", b"new"), Put("mine", b"")]).result(WAIT_S)
+    assert there(other, "theirs")
+
+
 def test_a_check_that_a_key_exists_does_not_read_it_after_deletions_in_its_bucket(backend, other, readings):
     """A key that was written once has no other state. After another write its bucket counts."""
     near = next(f"n{n}" for n in range(10_000) if get_bucket(f"n{n}") == get_bucket("draft"))

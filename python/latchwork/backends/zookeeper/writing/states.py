@@ -207,15 +207,18 @@ class VersionCache:
             self._new.discard([get_parent(key)])
 
     def record_read_states(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
-        """Store the states of checked keys and of parents that were read for a transaction, for later transactions."""
+        """Store the states of keys and parents that were read for a transaction, for later transactions.
+
+        The version of a key that is put stays known if the transaction is refused.
+        """
         for op in ops:
             if isinstance(op, Put):
                 self._record_put(op.key, known)
-        for check in checks:
-            if isinstance(check, (At, Exists)):
-                node = known.nodes[check.key]
+        for each in (*checks, *ops):
+            if isinstance(each, (At, Exists, Put)):
+                node = known.nodes[each.key]
                 if node.version is not None:
-                    self._record(check.key, node.version)
+                    self._record(each.key, node.version)
         for above in {get_parent(key) for key in known.nodes} - {""}:
             seen = known.nodes.get(above)
             if seen is not None:
