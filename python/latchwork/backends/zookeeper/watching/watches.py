@@ -2,10 +2,11 @@
 then read.
 
 One connection serves all watches, without a thread per watch. A watch first sets the server's watch, sends a barrier,
-reads the subtree and reports a ``Snapshot``. Then it reads the keys for which events arrive. Everything starts again
-with each connection. Changes between two reads are merged. A key never moves back to an older state, because the reads
-of one connection never do and the first read follows a barrier. One barrier per second serves all watches: the events
-of everything that was committed before the barrier arrive before its answer.
+reads the subtree and reports a ``Snapshot``. Then it reads the keys for which events arrive. Several such reads are in
+flight, so that a later event does not wait for the read of an earlier one. Everything starts again with each
+connection. Changes between two reads are merged. A key never moves back to an older state, because the reads of one
+connection never do and the first read follows a barrier. One barrier per second serves all watches: the events of
+everything that was committed before the barrier arrive before its answer.
 
 The server does not report revoked permissions. A watch notices that at its next read. One request reads the prefixes of
 all watches every few seconds.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -45,6 +47,8 @@ _RIGHTS_EVERY, _PREFIXES = 4, 200
 #: What is at a prefix is read for that, unless it is more: then the names below it are.
 _SMALL = 4_096
 _LOAD_TIMEOUT_S = 60.0
+#: Reads of changed keys in flight at the same time. With more, the keys of later events are gathered for the next one.
+_READS_IN_FLIGHT = 4
 
 
 class ZooKeeperWatch(DeliveringWatch):
@@ -99,6 +103,7 @@ class ZooKeeperWatchHub:
         self._lock = mutex()
         self._watches: dict[str, list[ZooKeeperWatch]] = {}
         self._dirty: set[str] = set()
+        self._reads: deque[tuple[list[str], Future[list[Entry | None]]]] = deque()  # of changed keys, in order
         self._current: float | None = None
         self._pumping = self._beating = self._closed = False
         self._beats = 0
@@ -259,10 +264,19 @@ class ZooKeeperWatchHub:
 
     def _wake_thread(self) -> None:
         with self._lock:
-            if self._pumping or (not self._dirty and self._current is None):
+            self._send_read()
+            if self._pumping or (not self._reads and self._current is None):
                 return
             self._pumping = True
         run_generator(self._pump()).add_done_callback(self._pumped)
+
+    def _send_read(self) -> None:
+        """Send a read of all keys that have changed, unless enough reads are in flight. The caller holds the lock."""
+        if self._dirty and len(self._reads) < _READS_IN_FLIGHT:
+            keys, self._dirty = list(self._dirty), set()
+            deadline = self._clock.now() + _LOAD_TIMEOUT_S
+            read = self._lister.reader.read_with_guards(self._connection, keys, deadline)
+            self._reads.append((keys, run_generator(read)))
 
     def _pumped(self, ended: Future[None]) -> None:
         error = ended.exception()
@@ -270,36 +284,42 @@ class ZooKeeperWatchHub:
             return
         with self._lock:
             self._pumping = False
-        if not isinstance(error, NoReply):
-            _log.error("a change could not be reported: %s; all watches read again", error, exc_info=error)
-            for watch in self._all():
-                self._load(watch)
+        _log.error("a change could not be reported: %s; all watches read again", error, exc_info=error)
+        for watch in self._all():
+            self._load(watch)
 
     def _pump(self) -> FutureGenerator[None]:
+        """Report the answers to the reads of changed keys, in the order of the reads."""
         while True:
             with self._lock:
-                keys, self._dirty = list(self._dirty), set()
-                current, self._current = (None, self._current) if keys else (self._current, None)
-                if not keys and current is None:
-                    self._pumping = False
-                    return
-            if keys:
-                yield from self._report(keys)
+                self._send_read()
+                keys, read = self._reads[0] if self._reads else ([], None)
+                if read is None:
+                    current, self._current = self._current, None
+                    if current is None:
+                        self._pumping = False
+                        return
+            if read is not None:
+                yield from self._report(keys, read)
             else:
                 assert current is not None
                 for watch in self._all():
                     if watch.live and watch.heartbeats:
                         watch.deliver(Current(current))
 
-    def _report(self, keys: list[str]) -> FutureGenerator[None]:
-        """Read changed keys, and report the changes to all watches that cover them."""
-        deadline = self._clock.now() + _LOAD_TIMEOUT_S
+    def _report(self, keys: list[str], read: Future[list[Entry | None]]) -> FutureGenerator[None]:
+        """Wait for the oldest read of changed keys, and report the changes to all watches that cover them."""
         try:
-            entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
+            entries = yield read
+        except NoReply:
+            return  # all watches read again on the next connection
         except PermissionDenied:
             for watch in {id(each): each for key in keys for each in self._covering_now(key)}.values():
                 self._load(watch)  # a watch that may not read its prefix finds out by that
             return
+        finally:
+            with self._lock:
+                self._reads.popleft()
         by_watch: dict[int, tuple[ZooKeeperWatch, dict[str, Entry | None]]] = {}
         for key, entry in zip(keys, entries, strict=True):
             for watch in self._covering_now(key):
