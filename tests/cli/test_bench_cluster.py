@@ -22,7 +22,7 @@ def step_figures(**changes):
         "seconds": 1.0,
         "quiet_s": 0.3,
         "rebalance_s": 0.5,
-        "shares": 3,
+        "assignments": 3,
         "moves": 2,
         "moved_bytes": 30,
         "written_bytes": 300,
@@ -39,7 +39,7 @@ def test_bench_cluster_measures_every_step_and_leaves_nothing_behind(cli, tmp_pa
     assert (figures["workers"], figures["items"], figures["jobs"]) == (12, 240, 4)
     assert figures["cold_start"]["moves"] == 240
     assert [step["moves"] for step in figures["deaths"]] == [20]
-    assert all(step["shares"] == 1 and step["moves"] == 1 for step in figures["added"])
+    assert all(step["assignments"] == 1 and step["moves"] == 1 for step in figures["added"])
     assert figures["takeover_s"] > 0
     idle = figures["idle"]
     assert (idle["changes"], idle["lock_owners"], idle["locks"]) == (0, 11, 220)

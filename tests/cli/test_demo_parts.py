@@ -18,7 +18,7 @@ from latchwork.demo.corpus import (
 )
 from latchwork.demo.outcome import Facts, Rerun, judge
 from latchwork.demo.processes import Kill
-from latchwork.demo.records import Result, Share, Start
+from latchwork.demo.records import AssignmentRecord, Result, Start
 from latchwork.demo.view import LiveView, NodeProgress, PlainView, Progress
 
 ONE = Counts(files=1, lines=10)
@@ -38,7 +38,11 @@ def facts(**changes):
         kill=Kill("w1", VICTIM, was_leader=False, item="e", at_s=10.0, done=4, owned=("e", "f")),
         results=results,
         starts=starts,
-        shares=[Share("w1", 0.5, tuple("abcdef")), Share("w2", 11.5, ("e",)), Share("w2", 12.5, ("e", "f"))],
+        assignments=[
+            AssignmentRecord("w1", 0.5, tuple("abcdef")),
+            AssignmentRecord("w2", 11.5, ("e",)),
+            AssignmentRecord("w2", 12.5, ("e", "f")),
+        ],
         serial=Counts(files=10, lines=100),
         leader_s=None,
     )
@@ -77,7 +81,7 @@ def test_whatever_does_not_hold_is_a_problem(changes, words):
 
 
 def test_items_that_never_found_a_new_owner_show_as_never():
-    assert judged(shares=[]).takeover.owned_s is None
+    assert judged(assignments=[]).takeover.owned_s is None
 
 
 def test_counting_sees_nested_functions_and_classes_and_survives_what_cannot_be_parsed(tmp_path):

@@ -35,7 +35,7 @@ def assigned(cli):
 def test_a_node_is_drained_and_restarted_from_the_command_line(cli, nodes, wait_until):
     before = assigned(cli)
     done = cli("restart", "n2", "--keep-s", "60", "--url", URL)
-    assert (done.code, done.out) == (0, "n2: can be restarted; its share is kept for 60 s\n"), done
+    assert (done.code, done.out) == (0, "n2: can be restarted; its items are reserved for 60 s\n"), done
     assert set(assigned(cli).values()) == {"n1"}
     assert cli("status", "--json", "--url", URL).json["nodes"]["n2"]["maintenance"] == "restarting"
     nodes["n2"].send_signal(signal.SIGTERM)

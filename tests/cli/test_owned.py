@@ -203,7 +203,7 @@ def test_an_unknown_kind_and_a_bad_name_are_refused(cli, file_url):
 
 def test_jobs_run_runs_a_job_now_and_says_how_it_went(cli, url, wait_until):
     def run(context):
-        if "bad" in context.work_share:
+        if "bad" in context.items:
             raise OSError("disk full")
 
     job = Job("report", work_pool=["bad", "good"], run=run, schedule="@yearly")

@@ -19,7 +19,7 @@ JOBS = """
 from latchwork.jobs import FixedDelay, Job
 
 def work(context):
-    print("RUN", context.node_id, *context.work_share)
+    print("RUN", context.node_id, *context.items)
 
 def make(id, items):
     return Job(id, work_pool=items, run=work, schedule=FixedDelay(0.2), initial_delay_s=0)

@@ -30,7 +30,7 @@ class RunLog:
 
     def begin(self, context):
         with self._lock:
-            for item in context.work_share:
+            for item in context.items:
                 if item in self.active:
                     self.overlaps.append((item, self.active[item], context.node_id))
                 self.active[item] = context.node_id
@@ -38,7 +38,7 @@ class RunLog:
 
     def end(self, context):
         with self._lock:
-            for item in context.work_share:
+            for item in context.items:
                 self.active.pop(item, None)
 
     def owners(self):

@@ -43,7 +43,7 @@ class Store:
 
     sessions: dict[str, tuple[int, float]] = field(default_factory=dict)  # node: incarnation, last renewal
     queue: list[tuple[str, int]] = field(default_factory=list)  # who manages, and who is next
-    shares: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)  # job, node: items
+    assignments: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)  # job, node: items
     owners: dict[int, float] = field(default_factory=dict)  # uuid: last renewal
     locks: dict[str, Lock] = field(default_factory=dict)
     token: int = 0
@@ -79,8 +79,8 @@ class Node:
         self.renew_at = 0.0
         self.view = None
         self.quiet = Debouncer(QUIET_S, QUIET_MAX_S)
-        self.shares = {}
-        self.looked_at = None  # the shares, when nothing was left to do for them, nor for locks and runs
+        self.assignments = {}
+        self.looked_at = None  # the assignments, when nothing was left to do for them, nor for locks and runs
         self.pending = []  # writes decided on and not sent yet, each with the incarnation that leads
 
     # One look of the worker, as its loop and its guard take it
@@ -92,7 +92,7 @@ class Node:
         connected = now >= self.cut_until
         if connected:
             self.renew(now)
-            self.shares = {job: world.store.shares.get((job, self.name), ()) for job in POOLS}
+            self.assignments = {job: world.store.assignments.get((job, self.name), ()) for job in POOLS}
         if world.defect != "no deadline":
             if self.owner is not None and now - self.lease_from >= STOP_AT:
                 self.tell(self.runs.values(), now)
@@ -141,14 +141,14 @@ class Node:
                 self.looked_at = None
 
     def reconcile(self, now, *, connected):
-        if self.looked_at == self.shares:  # nothing is different, and there was nothing to do
+        if self.looked_at == self.assignments:  # nothing is different, and there was nothing to do
             return
         idle = True
         for job, threads in JOBS.items():
             live = [run for run in self.runs.values() if run.job == job]
             seen = [RunState(run.number, frozenset(run.items), run.stops_at is not None) for run in live]
             mine = {item for item in self.held if item.startswith(job)}
-            wanted = self.shares.get(job, ())
+            wanted = self.assignments.get(job, ())
             actions = reconcile(wanted, wanted if self.world.defect == "starts unlocked" else mine, seen, threads)
             self.tell([self.runs[number] for number in actions.stop], now)
             if connected and self.owner is not None:
@@ -160,7 +160,7 @@ class Node:
                 for items in actions.start:
                     self.start(job, items)
             idle &= not (actions.stop or actions.release or actions.acquire or actions.start)
-        self.looked_at = dict(self.shares) if idle else None
+        self.looked_at = dict(self.assignments) if idle else None
 
     def start(self, job, items):
         number = next(self.world.numbers)
@@ -184,7 +184,7 @@ class Node:
         if not leads:
             self.view = None
             return
-        view = (frozenset(store.sessions), tuple(sorted(store.shares.items())))
+        view = (frozenset(store.sessions), tuple(sorted(store.assignments.items())))
         if view != self.view:
             self.view = view
             self.quiet.record_event(now)
@@ -193,10 +193,10 @@ class Node:
             return
         self.quiet.clear_events()
         workers = {name: WorkerView(1.0, frozenset(POOLS)) for name in store.sessions}
-        shares = {job: {} for job in POOLS}
-        for (job, node), items in store.shares.items():
-            shares[job][node] = items
-        found = rebalance(ClusterView(workers, POOLS, shares), self.world.strategies)
+        assignments = {job: {} for job in POOLS}
+        for (job, node), items in store.assignments.items():
+            assignments[job][node] = items
+        found = rebalance(ClusterView(workers, POOLS, assignments), self.world.strategies)
         if found.changes:  # decided now, written a moment later: much may happen in between
             self.pending = (self.incarnation, found.changes, now + self.world.random.uniform(0.0, 0.5))
 
@@ -264,13 +264,15 @@ class World:
         """The leader's transactions, what shrinks before what grows; nobody ever sees an item with two workers."""
         steps = sorted(changes, key=lambda change: len(change.after) < len(change.before))
         for change in steps if self.defect == "grows first" else order_changes(changes):
-            before = self.store.shares.get((change.job, change.worker), ())
+            before = self.store.assignments.get((change.job, change.worker), ())
             if before != change.before and self.defect is None:
                 return  # its check fails: the leader looks again
-            self.store.shares[change.job, change.worker] = change.after
+            self.store.assignments[change.job, change.worker] = change.after
             if not change.after:
-                del self.store.shares[change.job, change.worker]
-            items = [item for (job, _), share in self.store.shares.items() if job == change.job for item in share]
+                del self.store.assignments[change.job, change.worker]
+            items = [
+                item for (job, _), assigned in self.store.assignments.items() if job == change.job for item in assigned
+            ]
             if len(set(items)) != len(items):
                 self.violations.append(f"{self.now:.2f}: an item of {change.job} is assigned twice")
 
@@ -299,6 +301,6 @@ class World:
             lost = [item for item in items if running.count(item) != 1]
             if lost:
                 self.violations.append(f"at the end {lost} of {job} do not run exactly once")
-        sizes = [len(share) for share in self.store.shares.values()]
+        sizes = [len(assigned) for assigned in self.store.assignments.values()]
         if sum(sizes) != sum(map(len, POOLS.values())):
             self.violations.append(f"at the end {sum(sizes)} items are assigned")

@@ -27,10 +27,10 @@ def main(url, node_id, log_path, items):
         line = {
             "event": event,
             "time": time.clock_gettime(time.CLOCK_MONOTONIC),
-            "item": context.work_share[0],
+            "item": context.items[0],
             "node": node_id,
             "pid": os.getpid(),
-            "token": context.fence(context.work_share[0]).token if event == "start" else None,
+            "token": context.fence(context.items[0]).token if event == "start" else None,
         }
         os.write(log, (json.dumps(line) + "\n").encode())
 

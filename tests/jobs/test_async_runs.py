@@ -33,7 +33,7 @@ class Seen:
 
     async def endless(self, context):
         self.threads.add(threading.current_thread())
-        self.items += context.work_share
+        self.items += context.items
         try:
             await asyncio.sleep(3600.0)
         except asyncio.CancelledError:
@@ -63,7 +63,7 @@ def test_a_run_that_is_cancelled_because_it_was_told_to_stop_has_not_failed(stor
 def test_an_async_run_writes_with_its_fence_through_the_awaitable_store(store, cluster):
     async def run(context):
         assert isinstance(context, aio.JobContext)
-        for item in context.work_share:
+        for item in context.items:
             await context.store.commit([context.fence(item)], [Put(f"done/{item}", context.job_id.encode())])
 
     cluster.node(store, "n1", [a_job(run)])
@@ -253,7 +253,7 @@ def test_a_context_for_tests_is_awaited_like_the_real_one():
         told = []
         context.on_stop(lambda: told.append("listener"))
         await context.stop()
-        return told, await context.wait_for_stop(1.0), context.should_stop, context.work_share, repr(context)
+        return told, await context.wait_for_stop(1.0), context.should_stop, context.items, repr(context)
 
     assert asyncio.run(use()) == (["listener"], True, True, ("a",), f"<aio {stopped()!r}>")
 

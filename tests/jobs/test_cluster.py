@@ -139,7 +139,7 @@ def test_a_node_gets_no_items_of_a_job_that_it_lacks(memory, cluster, eventually
     assert cluster.log.count("n2").keys() <= {"c", "d"}
 
 
-def test_with_a_budget_a_new_node_gets_its_share_in_steps_without_further_events(memory, cluster, eventually):
+def test_with_a_budget_a_new_node_gets_its_items_in_steps_without_further_events(memory, cluster, eventually):
     steps = []
 
     class Recorded(Budgeted):
@@ -202,11 +202,11 @@ def test_a_run_that_exits_the_interpreter_only_fails_itself(memory, cluster, eve
     eventually(lambda: node.stats().jobs["report"].failures >= 2)
 
 
-def test_a_whole_share_is_one_run_and_is_restarted_with_all_items_when_it_grows(memory, cluster, eventually):
+def test_all_items_of_a_node_are_one_run_which_is_restarted_when_they_become_more(memory, cluster, eventually):
     shares = []
 
     def run(context):
-        shares.append(context.work_share)
+        shares.append(context.items)
         context.wait_for_stop()
 
     def job():
@@ -378,7 +378,7 @@ def test_a_node_is_ready_before_its_own_manager_stands_for_election(cluster, eve
         node.close()
 
 
-def test_an_item_that_stays_keeps_its_due_time_when_the_share_changes(memory, cluster, eventually):
+def test_an_item_that_stays_keeps_its_due_time_when_the_assignment_changes(memory, cluster, eventually):
     items = ["a"]
     job = cluster.endless(
         work_pool=lambda: list(items), schedule=FixedDelay(3600.0), initial_delay_s=None, threads=Threads.whole()

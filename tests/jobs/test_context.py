@@ -14,7 +14,7 @@ from latchwork.types import Exists, Fence
 
 def test_a_context_is_made_with_plain_arguments():
     context = JobContext(["a", "b"], job_id="report", node_id="n1")
-    assert (context.work_share, context.job_id, context.node_id) == (("a", "b"), "report", "n1")
+    assert (context.items, context.job_id, context.node_id) == (("a", "b"), "report", "n1")
     assert not context.should_stop
     assert context.remaining_s() == math.inf
 
@@ -75,7 +75,7 @@ def test_the_fence_of_a_foreign_item_is_refused_and_that_of_an_own_one_given():
     fence = Fence(7, (Exists("locks/report/a"),))
     context = JobContext(["a"], fence=lambda item: fence)
     assert context.fence("a") is fence
-    with pytest.raises(KeyError, match="not in the share"):
+    with pytest.raises(KeyError, match="not among the items"):
         context.fence("b")
 
 

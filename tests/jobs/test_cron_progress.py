@@ -334,7 +334,7 @@ class Starts:
 
     def run(self, context):
         with self.lock:
-            self.seen += [(item, context.fire_time_s) for item in context.work_share]
+            self.seen += [(item, context.fire_time_s) for item in context.items]
 
     def counts(self):
         with self.lock:
@@ -401,12 +401,12 @@ def test_starts_come_later_by_their_jitter_and_do_not_starve(memory, cluster, ev
     seen = {"a": [], "b": [], "c": []}
 
     def run(context):
-        seen[context.work_share[0]].append((time.time(), context.fire_time_s))
+        seen[context.items[0]].append((time.time(), context.fire_time_s))
 
     cluster.node(memory, "n1", cluster.endless(run=run, items="abc", schedule=schedule, jitter_s=jitter_s))
     eventually(lambda: min(map(len, seen.values())) >= 3, 25)
     for item, starts in seen.items():
-        delay_s = Jitter.for_share(jitter_s, f"report/{item}").delay_s
+        delay_s = Jitter.from_name(jitter_s, f"report/{item}").delay_s
         assert all(at >= fire_s + delay_s - 0.001 for at, fire_s in starts), (item, delay_s, starts)
 
 

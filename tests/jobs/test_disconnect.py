@@ -69,11 +69,11 @@ class Line:
         return self.cluster.endless(on_start=self.note_start, on_stop=self.note_stop)
 
     def note_start(self, context):
-        self.starts.append((context.node_id, context.work_share[0], self.clock.now()))
+        self.starts.append((context.node_id, context.items[0], self.clock.now()))
 
     def note_stop(self, context):
         left_s = context.remaining_s()
-        self.stopped.append((context.node_id, context.work_share[0], left_s, self.clock.now() + left_s))
+        self.stopped.append((context.node_id, context.items[0], left_s, self.clock.now() + left_s))
 
     def close(self):
         self.proxy.release()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import latchwork
 from latchwork import Conflict, Exists, WaitTimeout
 from latchwork.jobs import Control, InvalidSetting, JobManager, UnknownNode, inspect
-from latchwork.jobs.manager.rebalance import ClusterView, ReservedShare, WorkerView, rebalance
+from latchwork.jobs.manager.rebalance import ClusterView, ReservedItems, WorkerView, rebalance
 from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored import cluster_store
@@ -22,7 +22,7 @@ from latchwork.jobs.stored.nodes import (
     MaintenanceRecord,
     decode_maintenance_record,
     maintenance_key,
-    reserved_share_key,
+    reserved_items_key,
 )
 
 ITEMS = [f"i{n:02}" for n in range(12)]
@@ -52,35 +52,37 @@ def apply(view, **changed):
     """The view after a rebalance of it."""
     result = rebalance(view, Strategies("balanced"))
     assert not result.failed
-    shares = {job: dict(workers) for job, workers in view.shares.items()}
+    assignments = {job: dict(workers) for job, workers in view.assignments.items()}
     for change in result.changes:
-        workers = shares.setdefault(change.job, {})
+        workers = assignments.setdefault(change.job, {})
         workers[change.worker] = change.after
         if not change.after:
             del workers[change.worker]
-    state = {"workers": view.workers, "pools": view.pools, "shares": shares, "reserved": view.reserved}
+    state = {"workers": view.workers, "pools": view.pools, "assignments": assignments, "reserved": view.reserved}
     return ClusterView(**{**state, **changed}), result.moves
 
 
 def holders(view):
-    return {(job, item): w for job, workers in view.shares.items() for w, items in workers.items() for item in items}
+    return {
+        (job, item): w for job, workers in view.assignments.items() for w, items in workers.items() for item in items
+    }
 
 
 @given(
     st.integers(2, 6), st.lists(st.integers(0, 20), min_size=1, max_size=3), st.sampled_from([1.0, 2.0]), st.randoms()
 )
 @settings(deadline=None, max_examples=150)
-def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else_moves(workers, sizes, weight, rng):
+def test_a_restarted_workers_items_move_out_once_and_back_once_and_nothing_else_moves(workers, sizes, weight, rng):
     jobs = {f"j{n}": tuple(f"{n}-{i}" for i in range(size)) for n, size in enumerate(sizes)}
     ready = {f"w{n}": WorkerView(weight if n else 1.0, frozenset(jobs)) for n in range(workers)}
     before, _ = apply(ClusterView(ready, jobs, {}))
     gone = rng.choice(sorted(ready))
-    theirs = {job: shares[gone] for job, shares in before.shares.items() if gone in shares}
+    theirs = {job: assignments[gone] for job, assignments in before.assignments.items() if gone in assignments}
     others = {name: worker for name, worker in ready.items() if name != gone}
-    away = ClusterView(others, jobs, before.shares, {gone: ReservedShare(ready[gone], theirs)})
+    away = ClusterView(others, jobs, before.assignments, {gone: ReservedItems(ready[gone], theirs)})
     during, out = apply(away)
     again, none = apply(during)
-    back, home = apply(ClusterView(ready, jobs, again.shares, {gone: ReservedShare(None, theirs)}))
+    back, home = apply(ClusterView(ready, jobs, again.assignments, {gone: ReservedItems(None, theirs)}))
     moving = sum(map(len, theirs.values()))
     assert (out, none, home) == (moving, 0, moving)
     assert holders(back) == holders(before)
@@ -89,7 +91,7 @@ def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else
 
 
 def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
-    mark = MaintenanceRecord("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved_share(
+    mark = MaintenanceRecord("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved_items(
         2.0, ("report",), {"zone": "a"}
     )
     assert decode_maintenance_record("n1", mark.to_bytes()) == mark
@@ -115,7 +117,7 @@ def test_a_drained_node_gives_its_items_away_and_gets_none_until_it_is_undrained
     assert store.list("nodes", recursive=True) == []
 
 
-def test_an_announced_restart_moves_the_share_out_once_and_back_once_and_nothing_else(store, cluster, eventually):
+def test_an_announced_restart_moves_the_nodes_items_out_once_and_back_once_and_nothing_else(store, cluster, eventually):
     nodes = {name: cluster.node(store, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2", "n3")}
     eventually(lambda: even(cluster, "n1", "n2", "n3"), 20)
     before = owners(store)
@@ -152,7 +154,7 @@ def test_a_restart_survives_a_change_of_the_manager(memory, cluster, eventually,
     assert mine <= {item for item, node in owners(memory).items() if node == "n3"}
 
 
-def test_a_node_that_does_not_come_back_in_time_loses_its_share(memory, cluster, eventually, caplog):
+def test_a_node_that_does_not_come_back_in_time_loses_its_items(memory, cluster, eventually, caplog):
     nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2")}
     eventually(lambda: even(cluster, "n1", "n2"), 20)
     control = Control(memory)
@@ -164,7 +166,7 @@ def test_a_node_that_does_not_come_back_in_time_loses_its_share(memory, cluster,
     assert set(owners(memory).values()) == {"n1"}
 
 
-def test_a_rolling_restart_of_a_fleet_at_work_moves_each_share_out_once_and_back_once_and_disturbs_nothing_else(
+def test_a_rolling_restart_of_a_fleet_moves_the_items_of_each_node_out_once_and_back_once_and_disturbs_nothing_else(
     store, cluster, eventually
 ):
     done = Counter()
@@ -172,7 +174,7 @@ def test_a_rolling_restart_of_a_fleet_at_work_moves_each_share_out_once_and_back
     def work(context):  # a run works until it is told to stop: an item that is left alone has one run all the time
         cluster.log.begin(context)
         while not context.wait_for_stop(0.01):
-            done.update(context.work_share)
+            done.update(context.items)
         cluster.log.end(context)
 
     def node(name):
@@ -184,7 +186,7 @@ def test_a_rolling_restart_of_a_fleet_at_work_moves_each_share_out_once_and_back
     before = owners(store)
     control = Control(store)
     for name in random.sample(names, 3):
-        share = {item for item, owner in before.items() if owner == name}
+        assigned = {item for item, owner in before.items() if owner == name}
         runs, others = cluster.log.count(), {other: cluster.log.count(other) for other in names if other != name}
         control.announce_restart(name)
         control.wait_drained(name, 20)
@@ -196,11 +198,11 @@ def test_a_rolling_restart_of_a_fleet_at_work_moves_each_share_out_once_and_back
         eventually(lambda: owners(store) == before, 20)
         eventually(lambda: even(cluster, *names) == before, 20)
         more = {item: cluster.log.count()[item] - runs[item] for item in ITEMS}
-        assert more == {item: 2 if item in share else 0 for item in ITEMS}, "out once and back once, all else stays"
+        assert more == {item: 2 if item in assigned else 0 for item in ITEMS}, "out once and back once, all else stays"
         out = Counter()
         for other, had in others.items():
             out += cluster.log.count(other) - had
-        assert out == dict.fromkeys(share, 1), "each was with exactly one other node meanwhile"
+        assert out == dict.fromkeys(assigned, 1), "each was with exactly one other node meanwhile"
         worked = Counter(done)
         eventually(lambda worked=worked: all(done[item] > worked[item] for item in ITEMS), 10, "work on every item")
 
@@ -238,7 +240,7 @@ def test_a_node_drained_before_it_starts_gets_nothing(memory, cluster, eventuall
 # What is said of one node twice, or taken back
 
 
-def reserved_shares(store):
+def reserved_keys(store):
     return [entry.key for entry in store.list(NODES, recursive=True) if "/reserved/" in entry.key]
 
 
@@ -264,12 +266,12 @@ def test_draining_a_node_of_which_a_restart_was_announced_leaves_nothing_reserve
     control.announce_restart("n2")
     eventually(lambda: inspect(store).maintenance["n2"].is_reserved)
     control.drain("n2")
-    eventually(lambda: reserved_shares(store) == [])
+    eventually(lambda: reserved_keys(store) == [])
     control.undrain("n2")
     assert store.list(NODES, recursive=True) == []
 
 
-def test_a_restart_announced_again_keeps_the_share_that_waits(memory, cluster, eventually):
+def test_a_restart_announced_again_keeps_the_reserved_items(memory, cluster, eventually):
     nodes = {name: cluster.node(memory, name, cluster.endless(items=ITEMS)) for name in ("n1", "n2")}
     eventually(lambda: even(cluster, "n1", "n2"), 20)
     before = owners(memory)
@@ -295,7 +297,7 @@ def test_a_node_that_only_lost_its_session_is_not_back_from_its_restart(store, c
     eventually(lambda: "n2" in (found := inspect(store).nodes) and found["n2"].member.incarnation != lost, 20)
     eventually(lambda: inspect(store).nodes["n2"].member.state == "ready", 20)
     assert not threading.Event().wait(0.5)
-    assert set(owners(store).values()) == {"n1"}, "its share came back to the start that is to go"
+    assert set(owners(store).values()) == {"n1"}, "its items came back to the start that is to go"
     nodes["n2"].close()
     cluster.node(store, "n2", cluster.endless(items=ITEMS))
     eventually(lambda: even(cluster, "n1", "n2"), 20)
@@ -303,10 +305,10 @@ def test_a_node_that_only_lost_its_session_is_not_back_from_its_restart(store, c
 
 
 def test_what_waits_for_nobody_is_removed_by_the_manager(memory, cluster, eventually):
-    """Whoever took the mark back died before the share was removed."""
+    """Whoever took the mark back died before the reserved items were removed."""
     cluster.node(memory, "n1", cluster.endless())
-    memory.put(reserved_share_key("n1", "report"), b'{"count":1,"items":["a"]}')
-    memory.put(reserved_share_key("gone", "report") + "/m-1", b'["a"]')
+    memory.put(reserved_items_key("n1", "report"), b'{"count":1,"items":["a"]}')
+    memory.put(reserved_items_key("gone", "report") + "/m-1", b'["a"]')
     eventually(lambda: memory.list(NODES, recursive=True) == [])
 
 
@@ -317,7 +319,7 @@ def leader_of(memory, store, nodes):
 
 
 @pytest.mark.parametrize("taken_back_by", [Control.undrain, Control.drain])
-def test_a_share_is_not_reserved_for_a_mark_that_is_taken_back_at_this_moment(memory, taken_back_by):
+def test_items_are_not_reserved_for_a_restart_that_is_taken_back_at_the_same_time(memory, taken_back_by):
     memory.put("alive/n1", b"{}")
     control = Control(memory)
     control.announce_restart("n1")
@@ -337,16 +339,16 @@ def test_a_share_is_not_reserved_for_a_mark_that_is_taken_back_at_this_moment(me
     with memory.mirror(NODES) as nodes:
         restarts = leader_of(memory, Leaders(), nodes)
         with pytest.raises(Conflict):
-            restarts.reserve_shares({"n1": WorkerView(1.0, frozenset(["report"]))}, {"report": {"n1": ("a", "b")}})
-    assert reserved_shares(memory) == []
+            restarts.reserve_items({"n1": WorkerView(1.0, frozenset(["report"]))}, {"report": {"n1": ("a", "b")}})
+    assert reserved_keys(memory) == []
 
 
-def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(memory):
+def test_taking_a_restart_back_spares_items_that_were_reserved_at_the_same_time(memory):
     memory.put("alive/n1", b"{}")
     Control(memory).announce_restart("n1")
 
     class Operators:
-        """The operator's store: somebody else announces, and the share is reserved, right after the mark is gone."""
+        """The operator's store: somebody else announces, and the items are reserved, right after the mark is gone."""
 
         def __getattr__(self, name):
             return getattr(memory, name)
@@ -355,13 +357,13 @@ def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(
             found = memory.delete(key)
             Control(memory).announce_restart("n1")
             with memory.mirror(NODES) as nodes:
-                leader_of(memory, memory, nodes).reserve_shares({}, {"report": {"n1": ("a", "b")}})
+                leader_of(memory, memory, nodes).reserve_items({}, {"report": {"n1": ("a", "b")}})
             return found
 
     control = Control(memory)
     control._store = Operators()
     control.undrain("n1")
-    assert reserved_shares(memory) == [reserved_share_key("n1", "report")]
+    assert reserved_keys(memory) == [reserved_items_key("n1", "report")]
 
 
 def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
@@ -371,15 +373,15 @@ def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
         restarts = leader_of(memory, memory, nodes)
         memory.delete("leader/t")
         with pytest.raises(Conflict):
-            restarts.reserve_shares({}, {"report": {"n1": ("a", "b")}})
-        memory.put(reserved_share_key("gone", "report"), b"{}")
-        nodes.wait_until(lambda state: reserved_share_key("gone", "report") in state, 10)
+            restarts.reserve_items({}, {"report": {"n1": ("a", "b")}})
+        memory.put(reserved_items_key("gone", "report"), b"{}")
+        nodes.wait_until(lambda state: reserved_items_key("gone", "report") in state, 10)
         restarts.delete_finished_records(restarts.list_maintenance_records(), {"n1": WorkerView(1.0, frozenset())})
-    assert reserved_shares(memory) == [reserved_share_key("gone", "report")]
+    assert reserved_keys(memory) == [reserved_items_key("gone", "report")]
     assert memory.get(maintenance_key("n1")) is not None
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, 10**400, True, "5"])
-def test_a_time_to_keep_a_share_that_could_not_be_read_back_is_refused(store, timeout_s):
+def test_a_restart_timeout_that_could_not_be_read_back_is_refused(store, timeout_s):
     with pytest.raises(InvalidSetting, match=r"timeout_s is .*; give a number of seconds from 0"):
         Control(store).announce_restart("n1", timeout_s=timeout_s)

@@ -93,7 +93,7 @@ def test_each_fire_time_starts_later_by_the_jitter_also_when_that_is_longer_than
 
 
 @pytest.mark.parametrize(("late_s", "at"), [(69.0, 10), (71.0, 11)])
-def test_what_is_late_is_counted_from_the_end_of_the_jitter_so_that_a_share_may_change_meanwhile(late_s, at):
+def test_lateness_counts_from_the_end_of_the_jitter_so_that_the_assignment_may_change_meanwhile(late_s, at):
     now = 10 * MINUTE + late_s
     assert find_next_fire(cron("skip", on_time_s=20.0), FireProgress(9 * MINUTE), now, Jitter(15.0, 50.0)) == (
         at * MINUTE,
@@ -110,10 +110,10 @@ def test_an_interrupted_run_does_not_wait_for_the_jitter_again():
     assert (step.at, step.is_rerun, step.wait_s) == (10 * MINUTE, True, -1.0)
 
 
-def test_the_jitter_of_a_share_is_the_same_on_every_node_and_those_of_many_are_spread_evenly():
+def test_the_jitter_of_a_run_is_the_same_on_every_node_and_those_of_many_are_spread_evenly():
     names = [f"report/item-{i}" for i in range(1000)]
-    delays = sorted(Jitter.for_share(60.0, name).delay_s for name in names)
-    assert Jitter.for_share(60.0, names[0]) == Jitter.for_share(60.0, names[0])
+    delays = sorted(Jitter.from_name(60.0, name).delay_s for name in names)
+    assert Jitter.from_name(60.0, names[0]) == Jitter.from_name(60.0, names[0])
     assert all(abs(delay - 0.06 * rank) < 4.0 for rank, delay in enumerate(delays))
 
 

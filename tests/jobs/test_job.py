@@ -1,4 +1,4 @@
-"""Jobs: how they are made, what is refused, how a share is cut."""
+"""Jobs: how they are made, what is refused, how items are split into runs."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_work_pool_that_raises_while_it_is_iterated_counts_as_raising():
 
 
 @given(st.sets(st.text(max_size=5), max_size=40), st.integers(0, 12))
-def test_a_share_is_cut_into_disjoint_runs_of_sizes_within_one(items, limit):
+def test_items_are_split_into_disjoint_runs_of_sizes_within_one(items, limit):
     parts = Threads(limit).split_items(items)
     assert sorted(item for part in parts for item in part) == sorted(items)
     assert all(parts)

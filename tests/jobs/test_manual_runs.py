@@ -40,7 +40,7 @@ def locked(store, count):
 def test_a_yearly_job_runs_now_and_once_for_each_item_in_the_whole_cluster(store, cluster, eventually):
     ran = []
     for node in ("n1", "n2"):
-        run = lambda context: ran.extend((context.node_id, item) for item in context.work_share)  # noqa: E731
+        run = lambda context: ran.extend((context.node_id, item) for item in context.items)  # noqa: E731
         cluster.node(store, node, a_job(run, threads=Threads.per_item()))
     eventually(lambda: locked(store, 3))
     control = Control(store, by="kim@desk")
@@ -51,11 +51,11 @@ def test_a_yearly_job_runs_now_and_once_for_each_item_in_the_whole_cluster(store
     assert store.list("requests") == store.list("manual", recursive=True) == [], "it is forgotten"
 
 
-def test_one_item_of_a_share_is_run_alone_and_its_failure_is_told(store, cluster, eventually):
+def test_one_item_is_run_alone_and_its_failure_is_reported(store, cluster, eventually):
     shares = []
 
     def run(context):
-        shares.append(context.work_share)
+        shares.append(context.items)
         raise OSError("disk full")
 
     cluster.node(store, "n1", a_job(run))
@@ -136,7 +136,7 @@ def test_an_item_that_moved_after_its_run_is_not_run_twice(memory, cluster, even
 
 def test_items_that_come_after_the_request_are_not_run(memory, cluster, eventually):
     ran, pool = [], ["a", "b"]
-    job = a_job(lambda context: ran.extend(context.work_share), lambda: list(pool), pool_check_period_s=0.1)
+    job = a_job(lambda context: ran.extend(context.items), lambda: list(pool), pool_check_period_s=0.1)
     cluster.node(memory, "n1", job)
     eventually(lambda: locked(memory, 2))
     request = Control(memory).run_now("report")

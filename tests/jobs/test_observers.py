@@ -34,7 +34,7 @@ def registry():
 
 
 def flaky(context):
-    if context.work_share == ("bad",):
+    if context.items == ("bad",):
         raise RuntimeError("no luck")
 
 
@@ -155,7 +155,7 @@ def test_a_rebalance_has_a_record_with_its_moves_and_none_when_nothing_is_writte
     cluster.node(memory, "n1", job)
     eventually(lambda: len(cluster.log.owners()) == 3)
     ((level, done),) = eventually(lambda: events.of("rebalanced"))
-    assert (level, done["node"], done["shares"], done["moves"]) == ("INFO", "n1", 1, 3)
+    assert (level, done["node"], done["assignments"], done["moves"]) == ("INFO", "n1", 1, 3)
     assert done["seconds"] > 0
     job.refresh_pool()
     assert not threading.Event().wait(0.5), "time to rebalance"
@@ -238,7 +238,7 @@ def test_health_is_degraded_while_every_run_of_a_job_fails(memory, cluster, even
     broken, good = {"good", "bad"}, threading.Event()
 
     def run(context):
-        if broken.intersection(context.work_share):
+        if broken.intersection(context.items):
             raise RuntimeError("no luck")
         good.set()
 

@@ -22,7 +22,7 @@ def memory():
 
 
 def failing(context):
-    raise ValueError(f"no such region: {context.work_share[0]}")
+    raise ValueError(f"no such region: {context.items[0]}")
 
 
 def of_items(items, run=failing, job_id="report", **options):
@@ -63,7 +63,7 @@ def test_failures_in_a_row_end_with_a_run_of_the_item_that_ends_well():
     assert found.last_error.text == "E"
 
 
-def test_a_share_that_is_cut_otherwise_goes_on_counting():
+def test_failures_are_counted_on_when_items_are_split_into_other_runs():
     found = went(ended("a", "b", error="E"), ended("a", error="E"), ended("a", "b", "c", error="E")).get_outcome()
     assert (found.consecutive_failures, found.failing_items, found.last_error.items) == (3, 3, 3)
 
@@ -199,7 +199,7 @@ def test_what_turns_while_the_last_look_is_written_down_is_not_lost():
 
 def test_a_job_that_fails_at_each_run_says_so_with_the_error_the_item_and_the_node(store, cluster, eventually):
     before = time.time()
-    cluster.node(store, "n1", of_items(["north", "south"], lambda c: c.work_share == ("south",) or failing(c)))
+    cluster.node(store, "n1", of_items(["north", "south"], lambda c: c.items == ("south",) or failing(c)))
     state = eventually(lambda: (found := seen(store)).consecutive_failures >= 1 and found)
     (error,) = state.failing
     assert (error.text, error.item, error.items, error.node) == ("ValueError: no such region: north", "north", 1, "n1")

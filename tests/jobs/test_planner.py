@@ -21,7 +21,7 @@ from latchwork.assignment import (
     plan_from_owners,
 )
 from latchwork.jobs.manager.planner import Planner
-from latchwork.jobs.manager.rebalance import ClusterView, ReservedShare, WorkerView, rebalance
+from latchwork.jobs.manager.rebalance import ClusterView, ReservedItems, WorkerView, rebalance
 from latchwork.jobs.manager.strategies import Strategies
 
 LIVES = st.lists(
@@ -81,7 +81,7 @@ OPTIONS = {
 def test_in_any_life_of_a_cluster_it_decides_what_a_look_at_everything_would(option, start, life):
     planner, strategies, now = Planner(Strategies(OPTIONS[option]())), Strategies(OPTIONS[option]()), start
     for workers, pools in [(start.workers, start.pools), *life]:
-        now = ClusterView(workers, pools, now.shares)
+        now = ClusterView(workers, pools, now.assignments)
         decided, wanted = planner.rebalance(now), rebalance(now, strategies)
         assert decided == wanted
         now = applied(now, decided.changes)
@@ -94,7 +94,7 @@ def test_a_budget_holds_back_the_same_items_whoever_joined_first():
     now = view()
     for jobs in able:
         workers = {name: WorkerView(1.0, frozenset(each)) for name, each in jobs.items()}
-        now = ClusterView(workers, pools, now.shares)
+        now = ClusterView(workers, pools, now.assignments)
         result = planner.rebalance(now)
         assert result == rebalance(now, budget)
         now = applied(now, result.changes)
@@ -110,7 +110,7 @@ def test_a_strategy_of_ones_own_is_not_asked_while_nothing_changes_that_it_could
     assert own.asked == [["j2"], ["j2"]]
     for changed in ({**pools, "j2": tuple("efg")}, {**pools, "j1": tuple("abc")}):
         own.asked.clear()
-        now = ClusterView(now.workers, changed, now.shares)
+        now = ClusterView(now.workers, changed, now.assignments)
         now = applied(now, planner.rebalance(now).changes)
         assert own.asked == [["j2"]], "its own job has changed, or what others placed before it"
         now = applied(now, planner.rebalance(now).changes)
@@ -127,7 +127,7 @@ def test_a_strategy_that_places_by_job_is_asked_only_about_jobs_that_changed(mon
     planner, pools = Planner(Strategies("evenly-rendezvous")), {"j1": tuple("abcd"), "j2": tuple("efgh")}
     now = view(pools=pools, jobs=("j1", "j2"))
     now = applied(now, planner.rebalance(now).changes)
-    now = ClusterView(now.workers, {**pools, "j2": tuple("efghi")}, now.shares)
+    now = ClusterView(now.workers, {**pools, "j2": tuple("efghi")}, now.assignments)
     now = applied(now, planner.rebalance(now).changes)
     planner.rebalance(now)
     assert asked == [["j1", "j2"], ["j2"]]
@@ -140,13 +140,13 @@ def test_rendezvous_goes_on_from_its_last_owners_whatever_comes_and_goes_at_once
     now = applied(now, planner.rebalance(now).changes)
     pools = {"j1": tuple(f"i{n:03}" for n in range(5, 320))}
     workers = {"w2": WorkerView(2.0, frozenset(["j1"])), "w4": WorkerView(1.0, frozenset(["j1"]))}
-    now = ClusterView({**workers, "w5": workers["w4"]}, pools, now.shares)
+    now = ClusterView({**workers, "w5": workers["w4"]}, pools, now.assignments)
     wanted = whole(now, strategies)
     monkeypatch.setattr(Rendezvous, "assign", lambda *_: pytest.fail("it is asked"))
     decided = planner.rebalance(now)
     assert decided == wanted
     now = applied(now, decided.changes)
-    nobody = ClusterView({}, pools, now.shares)
+    nobody = ClusterView({}, pools, now.assignments)
     assert planner.rebalance(nobody).unplaced == {"j1": 315}
     assert planner.rebalance(applied(nobody, planner.rebalance(nobody).changes)).changes == ()
     assert planner.rebalance(now).changes == (), "each item is back where it was"
@@ -174,7 +174,7 @@ def test_a_strategy_that_fails_is_asked_again_and_hinders_no_other():
     now = view(pools={"j1": tuple("abcd"), "j2": tuple("efgh")}, jobs=("j1", "j2"))
     now = applied(now, planner.rebalance(now).changes)
     assign, own.assign = own.assign, _raise
-    now = ClusterView(view(("w2", "w3"), jobs=("j1", "j2")).workers, now.pools, now.shares)
+    now = ClusterView(view(("w2", "w3"), jobs=("j1", "j2")).workers, now.pools, now.assignments)
     result = planner.rebalance(now)
     assert (set(result.failed), {change.job for change in result.changes}) == ({"j2"}, {"j1"})
     own.assign = assign
@@ -200,25 +200,25 @@ def test_a_pool_that_did_not_change_is_not_looked_at_again():
     planner, pools = Planner(Strategies()), {"j1": tuple("abcd"), "j2": Pool("efgh")}
     before = applied(view(), planner.rebalance(view(pools=pools, jobs=("j1", "j2"))).changes)
     Pool.looks.clear()
-    result = planner.rebalance(view(workers=("w1",), pools=pools, shares=before.shares, jobs=("j1", "j2")))
+    result = planner.rebalance(view(workers=("w1",), pools=pools, assignments=before.assignments, jobs=("j1", "j2")))
     assert result.moves == 4
     assert Pool.looks == []
 
 
-def test_the_shares_of_a_job_placed_as_a_whole_are_made_of_its_own_strings():
+def test_the_assignments_of_a_new_job_use_the_strings_of_its_pool():
     items = tuple(f"item-{number}" for number in range(9))
     planner = Planner(Strategies())
     planner.rebalance(view(pools={"j1": items}))
-    whole = planner.pop_complete_shares()["j1"]
-    assert {id(item) for share in whole.values() for item in share} == {id(item) for item in items}
-    assert planner.pop_complete_shares() == {}
+    whole = planner.pop_first_assignments()["j1"]
+    assert {id(item) for assigned in whole.values() for item in assigned} == {id(item) for item in items}
+    assert planner.pop_first_assignments() == {}
 
 
-def test_an_item_that_is_added_is_the_pools_own_string_in_its_share():
+def test_an_item_that_is_added_is_the_pools_own_string_in_its_assignment():
     planner = Planner(Strategies())
     now = applied(view(), planner.rebalance(view()).changes)
-    added = f"item-{len(planner.pop_complete_shares())}"
-    result = planner.rebalance(view(pools={"j1": (*"abcd", added)}, shares=now.shares))
+    added = f"item-{len(planner.pop_first_assignments())}"
+    result = planner.rebalance(view(pools={"j1": (*"abcd", added)}, assignments=now.assignments))
     assert [change.after[-1] is added for change in result.changes] == [True]
 
 
@@ -232,13 +232,13 @@ def test_what_was_not_written_is_forgotten():
 def test_while_a_restart_is_under_way_the_whole_cluster_is_looked_at():
     planner = Planner(Strategies())
     now = applied(view(), planner.rebalance(view()).changes)
-    share = {job: workers["w2"] for job, workers in now.shares.items()}
-    reserved = {"w2": ReservedShare(WorkerView(1.0, frozenset(["j1"])), share)}
-    away = ClusterView(view(workers=("w1",)).workers, now.pools, now.shares, reserved)
+    assigned = {job: workers["w2"] for job, workers in now.assignments.items()}
+    reserved = {"w2": ReservedItems(WorkerView(1.0, frozenset(["j1"])), assigned)}
+    away = ClusterView(view(workers=("w1",)).workers, now.pools, now.assignments, reserved)
     result = planner.rebalance(away)
     assert result == rebalance(away, Strategies())
     now = applied(away, result.changes)
-    back = ClusterView(view().workers, now.pools, now.shares)
+    back = ClusterView(view().workers, now.pools, now.assignments)
     assert planner.rebalance(back) == rebalance(back, Strategies())
 
 
@@ -247,5 +247,5 @@ def test_a_pool_out_of_order_is_placed_all_the_same():
     now = view(pools={"j1": tuple("dbca")})
     result = planner.rebalance(now)
     assert result == rebalance(now, Strategies())
-    now = ClusterView(view(("w1",)).workers, now.pools, applied(now, result.changes).shares)
+    now = ClusterView(view(("w1",)).workers, now.pools, applied(now, result.changes).assignments)
     assert planner.rebalance(now) == rebalance(now, Strategies())

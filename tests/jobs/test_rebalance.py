@@ -22,9 +22,9 @@ from latchwork.assignment import (
 from latchwork.jobs.manager.manager import Debouncer
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import (
+    AssignmentChange,
     ClusterView,
-    ReservedShare,
-    ShareChange,
+    ReservedItems,
     WorkerView,
     create_job_problem,
     order_changes,
@@ -42,28 +42,28 @@ VIEWS = st.builds(
         st.builds(WorkerView, st.sampled_from([1.0, 2.0]), st.frozensets(st.sampled_from(JOBS))),
     ),
     pools=st.dictionaries(st.sampled_from(JOBS), ITEMS),
-    shares=st.dictionaries(
+    assignments=st.dictionaries(
         st.sampled_from(JOBS), st.dictionaries(st.sampled_from(WORKERS), ITEMS.filter(bool), min_size=1, max_size=4)
     ),
 )
 
 
-def view(workers=("w1", "w2"), pools=None, shares=None, jobs=("j1",)):
+def view(workers=("w1", "w2"), pools=None, assignments=None, jobs=("j1",)):
     return ClusterView(
         {name: WorkerView(1.0, frozenset(jobs)) for name in workers},
         {"j1": tuple("abcd")} if pools is None else pools,
-        shares or {},
+        assignments or {},
     )
 
 
 def applied(before, changes):
-    shares = {job: dict(workers) for job, workers in before.shares.items()}
+    assignments = {job: dict(workers) for job, workers in before.assignments.items()}
     for change in changes:
-        assert shares.get(change.job, {}).get(change.worker, ()) == change.before
-        shares.setdefault(change.job, {})[change.worker] = change.after
+        assert assignments.get(change.job, {}).get(change.worker, ()) == change.before
+        assignments.setdefault(change.job, {})[change.worker] = change.after
         if not change.after:
-            del shares[change.job][change.worker]
-    return ClusterView(before.workers, before.pools, {job: workers for job, workers in shares.items() if workers})
+            del assignments[change.job][change.worker]
+    return ClusterView(before.workers, before.pools, {job: workers for job, workers in assignments.items() if workers})
 
 
 @given(VIEWS, st.sampled_from(["balanced", "evenly-spread", "evenly-rendezvous", "rendezvous"]))
@@ -73,12 +73,12 @@ def test_every_item_gets_exactly_one_able_worker_and_nothing_else_is_stored(befo
     result = rebalance(before, strategies)
     assert not result.failed
     after = applied(before, result.changes)
-    for job, workers in after.shares.items():
+    for job, workers in after.assignments.items():
         for worker, items in workers.items():
             assert job in after.workers[worker].jobs
             assert list(items) == sorted(items)
     for job, items in before.pools.items():
-        stored = sorted(item for share in after.shares.get(job, {}).values() for item in share)
+        stored = sorted(item for assigned in after.assignments.get(job, {}).values() for item in assigned)
         able = any(job in worker.jobs for worker in before.workers.values())
         assert stored == (list(items) if able else [])
     assert rebalance(after, strategies).changes == (), "a second look must change nothing"
@@ -91,7 +91,7 @@ def test_in_steps_no_item_ever_gets_a_second_worker(before):
     now = before
     for step in order_changes(changes):
         owners = {}
-        for job, workers in now.shares.items():
+        for job, workers in now.assignments.items():
             for worker, items in workers.items():
                 for item in items:
                     owners.setdefault((job, item), set()).add(worker)
@@ -102,14 +102,14 @@ def test_in_steps_no_item_ever_gets_a_second_worker(before):
     assert now == applied(before, changes)
 
 
-def test_shares_that_stay_are_not_written():
-    shares = {"j1": {"w1": ("a", "b"), "w2": ("c", "d")}}
-    assert rebalance(view(shares=shares), Strategies()).changes == ()
+def test_unchanged_assignments_are_not_written():
+    assignments = {"j1": {"w1": ("a", "b"), "w2": ("c", "d")}}
+    assert rebalance(view(assignments=assignments), Strategies()).changes == ()
 
 
 def test_a_budget_is_spent_in_each_rebalance_until_nothing_is_deferred():
     strategies = Strategies(Budgeted(Balanced(), 2))
-    now = view(pools={"j1": tuple("abcdefghij")}, shares={"j1": {"w1": tuple("abcdefghij")}})
+    now = view(pools={"j1": tuple("abcdefghij")}, assignments={"j1": {"w1": tuple("abcdefghij")}})
     steps = []
     while True:
         result = rebalance(now, strategies)
@@ -120,22 +120,22 @@ def test_a_budget_is_spent_in_each_rebalance_until_nothing_is_deferred():
     assert steps == [(2, 3), (2, 1), (1, 0), (0, 0)]
 
 
-def test_a_dead_workers_share_goes_to_the_others_and_is_removed():
-    shares = {"j1": {"w1": ("a", "b"), "w9": ("c", "d")}}
-    changes = rebalance(view(workers=("w1", "w2"), shares=shares), Strategies()).changes
-    assert ShareChange("w9", "j1", ("c", "d"), ()) in changes
-    assert ShareChange("w2", "j1", (), ("c", "d")) in changes
+def test_a_dead_workers_items_go_to_the_others_and_its_assignment_is_removed():
+    assignments = {"j1": {"w1": ("a", "b"), "w9": ("c", "d")}}
+    changes = rebalance(view(workers=("w1", "w2"), assignments=assignments), Strategies()).changes
+    assert AssignmentChange("w9", "j1", ("c", "d"), ()) in changes
+    assert AssignmentChange("w2", "j1", (), ("c", "d")) in changes
     assert all(change.worker != "w1" for change in changes)
 
 
-def test_shares_of_a_job_without_a_pool_go_away():
-    changes = rebalance(view(pools={}, shares={"j1": {"w1": ("a",)}}), Strategies()).changes
-    assert changes == (ShareChange("w1", "j1", ("a",), ()),)
+def test_assignments_of_a_job_without_a_pool_are_removed():
+    changes = rebalance(view(pools={}, assignments={"j1": {"w1": ("a",)}}), Strategies()).changes
+    assert changes == (AssignmentChange("w1", "j1", ("a",), ()),)
 
 
 def test_items_stored_with_two_workers_count_for_the_living_one():
-    assert create_job_problem(view(shares={"j1": {"a-dead": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w2"}
-    assert create_job_problem(view(shares={"j1": {"w1": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w1"}
+    assert create_job_problem(view(assignments={"j1": {"a-dead": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w2"}
+    assert create_job_problem(view(assignments={"j1": {"w1": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w1"}
 
 
 def test_jobs_that_no_worker_can_run_are_reported_and_stay_in_their_pool():
@@ -161,8 +161,8 @@ class Forgetful:
 @pytest.mark.parametrize("strategy", [Broken(), Forgetful()])
 def test_a_strategy_that_fails_keeps_the_old_assignment_of_its_jobs_alone(strategy):
     pools = {"j1": tuple("ab"), "j2": tuple("ab")}
-    shares = {"j1": {"w9": ("a", "b")}, "j2": {"w9": ("a", "b")}}
-    result = rebalance(view(pools=pools, shares=shares, jobs=("j1", "j2")), Strategies({"j1": strategy}))
+    assignments = {"j1": {"w9": ("a", "b")}, "j2": {"w9": ("a", "b")}}
+    result = rebalance(view(pools=pools, assignments=assignments, jobs=("j1", "j2")), Strategies({"j1": strategy}))
     assert set(result.failed) == {"j1"}
     assert {change.job for change in result.changes} == {"j2"}
 
@@ -232,12 +232,12 @@ def labelled(**labels):
 
 def test_a_strategy_of_ones_own_sees_the_labels_of_the_workers():
     now = ClusterView(labelled(w1="tape", w2="ssd"), {"j1": ("a", "b")}, {})
-    assert rebalance(now, Strategies(ByDisk())).changes == (ShareChange("w2", "j1", (), ("a", "b")),)
+    assert rebalance(now, Strategies(ByDisk())).changes == (AssignmentChange("w2", "j1", (), ("a", "b")),)
 
 
 def test_a_strategy_sees_the_labels_of_a_worker_that_is_being_restarted_too():
     workers = labelled(w1="tape", w2="ssd")
-    reserved = {"w2": ReservedShare(workers.pop("w2"), {"j1": ("a",)})}
+    reserved = {"w2": ReservedItems(workers.pop("w2"), {"j1": ("a",)})}
     now = ClusterView(workers, {"j1": ("a",)}, {}, reserved)
     assert create_job_problem(now, "j1").labels == {"w1": {"disk": "tape"}, "w2": {"disk": "ssd"}}
 
@@ -245,12 +245,12 @@ def test_a_strategy_sees_the_labels_of_a_worker_that_is_being_restarted_too():
 def test_a_strategy_is_asked_again_when_only_a_label_has_changed():
     strategy = ByDisk()
     planner = Planner(Strategies(strategy))
-    pools, shares = {"j1": ("a",)}, {"j1": {"w1": ("a",)}}
-    planner.rebalance(ClusterView(labelled(w1="ssd", w2="tape"), pools, shares))
-    planner.rebalance(ClusterView(labelled(w1="ssd", w2="tape"), pools, shares))
+    pools, assignments = {"j1": ("a",)}, {"j1": {"w1": ("a",)}}
+    planner.rebalance(ClusterView(labelled(w1="ssd", w2="tape"), pools, assignments))
+    planner.rebalance(ClusterView(labelled(w1="ssd", w2="tape"), pools, assignments))
     assert strategy.asked == 1, "nothing changed that it could see"
-    changes = planner.rebalance(ClusterView(labelled(w1="tape", w2="ssd"), pools, shares)).changes
-    assert changes == (ShareChange("w1", "j1", ("a",), ()), ShareChange("w2", "j1", (), ("a",)))
+    changes = planner.rebalance(ClusterView(labelled(w1="tape", w2="ssd"), pools, assignments)).changes
+    assert changes == (AssignmentChange("w1", "j1", ("a",), ()), AssignmentChange("w2", "j1", (), ("a",)))
 
 
 def test_jobs_whose_strategy_failed_count_for_later_ones_where_they_stay():
@@ -263,7 +263,9 @@ def test_jobs_whose_strategy_failed_count_for_later_ones_where_they_stay():
     lightest = Lightest()
     pools = {"j1": ("a", "b"), "j2": ("x", "y")}
     kept = {"j1": {"w1": ("a", "b")}}
-    result = rebalance(view(pools=pools, shares=kept, jobs=("j1", "j2")), Strategies({"j1": Fails(), "j2": lightest}))
+    result = rebalance(
+        view(pools=pools, assignments=kept, jobs=("j1", "j2")), Strategies({"j1": Fails(), "j2": lightest})
+    )
     assert lightest.seen == [{"j1": {"a": "w1", "b": "w1"}}]
     assert [(change.worker, change.after) for change in result.changes] == [("w2", ("x", "y"))]
 

@@ -16,7 +16,7 @@ def run(number, items, stopping=False):
     return RunState(number, frozenset(items), stopping)
 
 
-def test_a_new_share_asks_for_its_locks_before_anything_starts():
+def test_locks_of_new_items_are_requested_before_anything_starts():
     actions = reconcile("ab", "", [], Threads.whole())
     assert (actions.acquire, actions.start) == (("a", "b"), ())
 
@@ -26,7 +26,7 @@ def test_items_whose_locks_are_held_start_at_once_while_others_are_waited_for():
     assert (actions.acquire, actions.start) == (("b",), (("a",),))
 
 
-def test_a_whole_share_that_grew_stops_its_run_and_starts_when_it_has_ended():
+def test_more_items_with_one_thread_stop_the_run_and_start_one_when_it_has_ended():
     actions = reconcile("ab", "ab", [run(1, "a")], Threads.whole())
     assert (actions.stop, actions.start) == ((1,), ())
     assert reconcile("ab", "ab", [run(1, "a", stopping=True)], Threads.whole()).start == ()
@@ -38,7 +38,7 @@ def test_with_one_run_per_item_only_the_changed_items_are_touched():
     assert (actions.stop, actions.start) == ((1,), (("c",),))
 
 
-def test_an_unchanged_share_is_left_alone():
+def test_unchanged_items_are_left_alone():
     actions = reconcile("ab", "ab", [run(1, "ab")], Threads.whole())
     assert actions == type(actions)()
 

@@ -24,7 +24,7 @@ def refreshing(**options):
     job = Job(
         "refresh",
         work_pool=["a", "b", "c", "d"],
-        run=lambda context: ran.update(context.work_share),
+        run=lambda context: ran.update(context.items),
         schedule=FixedDelay(0.1),
         initial_delay_s=0,
         **options,
@@ -102,7 +102,7 @@ def test_clusters_of_two_namespaces_and_of_the_root_know_nothing_of_each_other(u
 @pytest.mark.parametrize("namespace", [None, "blue"])
 def test_a_run_writes_below_the_root_or_namespace_of_its_job_manager(url, namespace):
     def count(context):
-        for item in context.work_share:
+        for item in context.items:
             context.store.commit([context.fence(item)], [Put(f"counts/{item}", b"1")])
 
     job = Job("crawl", work_pool=["a", "b"], run=count, initial_delay_s=0)

@@ -57,7 +57,7 @@ def test_the_last_node_removes_the_records_in_a_bounded_number_of_round_trips(re
         for _ in range(3):  # on a busy machine some take longer
             ran.clear()
             with JobManager(far.store, "n0", job) as node:
-                assert ran.wait(30.0)  # its share and its locks are stored
+                assert ran.wait(30.0)  # its items and its locks are stored
                 trips = far.trips(node.close, 1)
             left = [entry.key for entry in cluster_store(far.store).list("", recursive=True)]
             found.append((trips, left))  # a node that has just lost its session removes nothing

@@ -150,12 +150,12 @@ def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
     assert list(locks.get_held_locks()) == ["a", "z"]
 
 
-def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part(store, cluster, eventually):
+def test_items_that_are_still_being_locked_start_one_run_not_one_for_each_part(store, cluster, eventually):
     shares = []
     job = Job(
         "j",
         work_pool=[f"i{number}" for number in range(LOCK_BATCH * 3)],
-        run=lambda context: shares.append(len(context.work_share)),
+        run=lambda context: shares.append(len(context.items)),
         schedule=FixedDelay(0.05),
         initial_delay_s=0.0,
         threads=Threads.whole(),

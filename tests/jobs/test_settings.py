@@ -175,7 +175,7 @@ def test_a_disabled_job_stops_within_a_second_calls_its_listeners_once_and_goes_
     told = []
 
     def run(context):
-        context.on_stop(lambda: told.append(context.work_share))
+        context.on_stop(lambda: told.append(context.items))
         cluster.log.begin(context)
         context.wait_for_stop()
         cluster.log.end(context)
@@ -217,7 +217,7 @@ def test_a_listener_is_called_once_however_many_tell_the_run_to_stop(cluster, me
     told, go_on = [], threading.Event()
 
     def run(context):
-        context.on_stop(lambda: told.append(context.work_share))
+        context.on_stop(lambda: told.append(context.items))
         cluster.log.begin(context)
         go_on.wait(20)
         cluster.log.end(context)
@@ -305,11 +305,11 @@ def test_a_change_that_cannot_be_used_changes_nothing(cluster):
     assert job.schedule == FixedDelay(0.05)
 
 
-def test_threads_set_for_the_cluster_cut_the_share_anew(memory, cluster, eventually):
+def test_threads_set_for_the_cluster_split_the_items_again(memory, cluster, eventually):
     shares = []
 
     def run(context):
-        shares.append(context.work_share)
+        shares.append(context.items)
         context.wait_for_stop()
 
     cluster.node(memory, "n1", cluster.endless(run=run, items=["a", "b", "c"], threads=Threads.whole()))

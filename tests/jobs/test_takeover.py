@@ -135,11 +135,11 @@ def test_every_item_of_a_killed_node_runs_elsewhere_within_the_ttl_and_two_secon
     state = settled(fleet, eventually, "n1", "n2", "n3")
     manager = state.manager
     killed = manager if victim == "manager" else min(set(state.nodes) - {manager})
-    share = set(state.nodes[killed].assigned["walk"])
+    items = set(state.nodes[killed].assigned["walk"])
     moment = fleet.kill(killed)
     taken = eventually(lambda: len(found := fleet.started_since(moment, {killed})) == len(ITEMS) and found, 15)
-    slowest_s = max(taken[item] for item in share) - moment
-    print(f"takeover of {len(share)} items of the {victim} took {slowest_s:.2f} s")
+    slowest_s = max(taken[item] for item in items) - moment
+    print(f"takeover of {len(items)} items of the {victim} took {slowest_s:.2f} s")
     assert slowest_s <= BOUND_S
     assert check_runs(fleet.events(), fleet.killed_at) > len(ITEMS)
     assert settled(fleet, eventually, *sorted({"n1", "n2", "n3"} - {killed})).manager != killed

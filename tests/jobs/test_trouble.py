@@ -141,7 +141,7 @@ def test_a_pool_of_1_000_000_items_is_stored_in_small_values_and_assigned(memory
     job = Job("big", work_pool=lambda: items, run=print, initial_delay_s=3600.0)
     node = cluster.node(memory, "n1", job, session_ttl_s=60.0, close_timeout_s=60.0)  # a slow machine is busy with it
     eventually(lambda: node.stats().moves >= 1_000_000, 120)
-    manifests = memory.list(keys.share_key("n1", "big"))
+    manifests = memory.list(keys.assignment_key("n1", "big"))
     assert max(len(entry.value) for entry in memory.list("", recursive=True)) < 1_000_000
     assert len(manifests) > 10
 

@@ -34,7 +34,7 @@ def said(store, job, item, **more):
 # Why
 
 
-def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, cluster, eventually):
+def test_a_running_item_is_explained_by_its_node_its_assignment_and_its_lock(memory, cluster, eventually):
     cluster.node(memory, "n1", cluster.endless(items=["north"]))
     eventually(cluster.log.owners)
     found = explain_item(inspect(memory), Control(memory).settings(), "report", "north")

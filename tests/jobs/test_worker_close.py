@@ -32,7 +32,7 @@ def test_runs_are_told_to_stop_although_the_worker_hangs_in_a_call(store, cluste
     begun = []
 
     def run(context):
-        begun.append(context.work_share)
+        begun.append(context.items)
         context.wait_for_stop()
         stopped.set()
 
@@ -118,7 +118,7 @@ def test_close_from_a_run_does_not_wait_for_that_run(store, cluster, eventually)
     assert found["took_s"] < 3.0
 
 
-def test_a_share_that_is_still_being_locked_does_not_hold_close_up(store, cluster, eventually, monkeypatch):
+def test_items_that_are_still_being_locked_do_not_delay_close(store, cluster, eventually, monkeypatch):
     real = LockKeeper.try_acquire_many
 
     def slow(keeper, names):
@@ -126,7 +126,7 @@ def test_a_share_that_is_still_being_locked_does_not_hold_close_up(store, cluste
         return real(keeper, names)
 
     monkeypatch.setattr(LockKeeper, "try_acquire_many", slow)
-    for pause in ("_FILL_S", "_FILL_BUSY_S"):  # nothing but closing ends it: the whole share would take 9 s
+    for pause in ("_FILL_S", "_FILL_BUSY_S"):  # nothing but closing ends it: all items would take 9 s
         monkeypatch.setattr(f"latchwork.jobs.worker.worker.{pause}", 60.0)
     job = per_item(lambda context: None, [f"i{number}" for number in range(20_000)], threads=Threads.whole())
     node = cluster.node(store, "n1", job, close_timeout_s=1.0)

@@ -56,7 +56,7 @@ def job(job_id, run, **options):
 def test_an_item_whose_thread_could_not_start_is_tried_again(store, cluster, eventually, no_thread, caplog):
     no_thread["latchwork-run-j-"] = 1
     ran = set()
-    cluster.node(store, "n1", job("j", lambda context: ran.update(context.work_share)))
+    cluster.node(store, "n1", job("j", lambda context: ran.update(context.items)))
     eventually(lambda: ran == {"x", "y"})
     assert "can't start new thread" in caplog.text
 

@@ -15,9 +15,9 @@ DEFECTS = (
     ),
     Defect(
         "Job manager",
-        "a share is written without checking the one that was read",
+        "an assignment is written without checking the one that was read",
         "jobs/manager/assignment_store.py",
-        "            checks += stored.unchanged_checks(keys.share_key(worker, job))\n",
+        "            checks += stored.unchanged_checks(keys.assignment_key(worker, job))\n",
         "            checks += []\n",
         id_of("jobs/assignment_store", "a_share_that_somebody_wrote_under_the_leader_is_not_overwritten"),
     ),

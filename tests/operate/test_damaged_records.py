@@ -116,7 +116,7 @@ class Cluster:
 
     def start(self, node_id="n1"):
         def run(context):
-            self.seen.update(context.work_share)
+            self.seen.update(context.items)
             context.wait_for_stop(0.1)
 
         job = Job("j", work_pool=["a", "b"], run=run, schedule=FixedDelay(0.1), initial_delay_s=0)
@@ -151,7 +151,7 @@ def cluster(memory):
         yield Cluster(memory, stack)
 
 
-def test_items_of_a_damaged_share_run_again(cluster):
+def test_items_of_a_damaged_assignment_run_again(cluster):
     cluster.start()
     assert cluster.runs()
     cluster.records.put("workers/n1/assigned/j", DAMAGE)

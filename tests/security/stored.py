@@ -240,8 +240,10 @@ KINDS = {
     "demo result": Kind(
         "demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.decode_result(at(value))
     ),
-    "demo share": Kind(
-        "demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.decode_share(at(value))
+    "demo assignment": Kind(
+        "demo.records",
+        encode_it(demo.AssignmentRecord("n1", 1.0, ("a",))),
+        lambda value: demo.decode_assignment(at(value)),
     ),
     "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: format_value(at(value))),
 }

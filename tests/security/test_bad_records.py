@@ -228,7 +228,7 @@ def test_a_cluster_with_a_bad_record_of_every_kind_still_gives_each_item_to_a_no
 
     def node(node_id):
         def run(context):
-            for item in context.work_share:
+            for item in context.items:
                 seen.setdefault(item, set()).add(node_id)
             context.wait_for_stop(0.05)
 

@@ -817,7 +817,7 @@ class HeldLock:
 class JobContext:
     def __init__(
         self,
-        work_share: Iterable[str] = (),
+        items: Iterable[str] = (),
         *,
         job_id: str = "job",
         node_id: str = "node",
@@ -834,6 +834,8 @@ class JobContext:
     @property
     def fire_time_s(self) -> float | None: ...
     @property
+    def items(self) -> tuple[str, ...]: ...
+    @property
     def job_id(self) -> str: ...
     @property
     def node_id(self) -> str: ...
@@ -842,8 +844,6 @@ class JobContext:
     def should_stop(self) -> bool: ...
     @property
     def store(self) -> Store: ...
-    @property
-    def work_share(self) -> tuple[str, ...]: ...
 
 class Executor:
     name: str

@@ -419,7 +419,7 @@ def restart(
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Cancel the announcement: the node takes items as usual.")
     ] = False,
-    keep_s: Annotated[float, typer.Option(min=0.0, help="Seconds for which its share is reserved.")] = 300.0,
+    keep_s: Annotated[float, typer.Option(min=0.0, help="Seconds for which its items are reserved.")] = 300.0,
     no_wait: NoWait = False,
     wait_s: Wait = 60.0,
     url: Url = None,
@@ -438,7 +438,7 @@ def restart(
             print_change(line, {"node": node, "maintenance": None, "changed": found}, as_json=as_json)
             return
         control.announce_restart(node, timeout_s=keep_s)
-        done = f"can be restarted; its share is kept for {keep_s:g} s"
+        done = f"can be restarted; its items are reserved for {keep_s:g} s"
         print_change(
             *_wait_until_moved(control, node, None if no_wait else wait_s, "restarting", done), as_json=as_json
         )

@@ -360,7 +360,7 @@ def _run_items(words: Sequence[str], context: JobContext) -> None:
         context: Context of the run.
     """
     failed = {}
-    for item in context.work_share:
+    for item in context.items:
         if context.should_stop:
             break
         try:
@@ -371,7 +371,7 @@ def _run_items(words: Sequence[str], context: JobContext) -> None:
             failed[item] = str(error)
     if failed:
         told = "; ".join(f"{item}: {why}" for item, why in failed.items())
-        raise CommandFailed(f"{len(failed)} of {len(context.work_share)} items failed: {told}")
+        raise CommandFailed(f"{len(failed)} of {len(context.items)} items failed: {told}")
 
 
 def _run_item(words: Sequence[str], item: str, context: JobContext) -> int:

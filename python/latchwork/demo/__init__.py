@@ -5,7 +5,7 @@ Keys, below a root of the demo, next to those of the job cluster:
     demo/running/<node>             the item that the node is running
     demo/starts/<item>              all starts of the item: node and time
     demo/results/<item>             the counts, written once
-    demo/shares/<node>/r<number>    the items with which a run of the node began, one key per change of its share
+    demo/assignments/<node>/r<n>    the items with which a run of the node began, one key per change
 """
 
 from latchwork.demo.outcome import Report

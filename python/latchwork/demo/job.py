@@ -26,7 +26,7 @@ _BATCH = 500
 
 
 class CountJob(Job):
-    """Counts the items of the share that have no result yet, interrupted ones first."""
+    """Counts the items of the assignment that have no result yet, interrupted ones first."""
 
     id = JOB_ID
     schedule = FixedDelay(0.2)
@@ -38,7 +38,7 @@ class CountJob(Job):
         super().__init__()
         self._items = items
         self._pace_s = pace_s
-        self._last_share: tuple[str, ...] | None = None
+        self._stored_items: tuple[str, ...] | None = None
 
     def work_pool(self) -> Iterable[str]:
         """Return the work items of the job: the names of all modules and packages whose lines are counted."""
@@ -46,7 +46,7 @@ class CountJob(Job):
 
     def run(self, context: JobContext) -> None:
         """Count the items of this run that have no result yet, until the run has to stop."""
-        self._tell_share(context)
+        self._store_assignment(context)
         for item in self._list_uncounted_items(context):
             if context.should_stop:
                 break
@@ -57,7 +57,7 @@ class CountJob(Job):
         """Return the items of this run that have no result yet: interrupted ones first, then by name."""
         done = _find_items_with_record(context, records.RESULTS)
         begun = _find_items_with_record(context, records.STARTS)
-        return sorted(set(context.work_share) - done, key=lambda item: (item not in begun, item))
+        return sorted(set(context.items) - done, key=lambda item: (item not in begun, item))
 
     def _count(self, context: JobContext, item: str) -> None:
         began_s = SYSTEM_CLOCK.now()
@@ -92,19 +92,19 @@ class CountJob(Job):
         if records.decode_running(context.store.get(key)).item is not None:
             context.store.put(key, encode(records.Running(None, os.getpid())))
 
-    def _tell_share(self, context: JobContext) -> None:
-        if context.work_share == self._last_share:
+    def _store_assignment(self, context: JobContext) -> None:
+        if context.items == self._stored_items:
             return
-        share = records.Share(context.node_id, SYSTEM_CLOCK.now(), context.work_share)
-        context.store.create(f"{records.SHARES}/{context.node_id}/r", encode(share), sequential=True)
-        self._last_share = context.work_share
+        assignment = records.AssignmentRecord(context.node_id, SYSTEM_CLOCK.now(), context.items)
+        context.store.create(f"{records.ASSIGNED}/{context.node_id}/r", encode(assignment), sequential=True)
+        self._stored_items = context.items
 
 
 def _find_items_with_record(context: JobContext, prefix: str) -> set[str]:
     """Return the items of this run for which the key ``<prefix>/<item>`` exists."""
     found: set[str] = set()
-    for begin in range(0, len(context.work_share), _BATCH):
-        part = context.work_share[begin : begin + _BATCH]
+    for begin in range(0, len(context.items), _BATCH):
+        part = context.items[begin : begin + _BATCH]
         entries = context.store.get_many([f"{prefix}/{item}" for item in part])
         found.update(item for item, entry in zip(part, entries) if entry is not None)  # noqa: B905 - one answer per key
     return found

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 
 from latchwork.demo.corpus import Counts
 from latchwork.demo.processes import Kill
-from latchwork.demo.records import Result, Share, Start
+from latchwork.demo.records import AssignmentRecord, Result, Start
 
 #: The kill has to come in the middle of the work: after this and before that part of it.
 EARLIEST, LATEST = 0.30, 0.70
@@ -50,7 +50,7 @@ class Facts:
     kill: Kill | None
     results: Mapping[str, Result]
     starts: Mapping[str, Sequence[Start]]
-    shares: Sequence[Share]
+    assignments: Sequence[AssignmentRecord]
     serial: Counts
     leader_s: float | None
 
@@ -145,7 +145,7 @@ def _find_reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
 
 def _takeover(facts: Facts, kill: Kill) -> Takeover:
     started = {item: _first_start(facts.starts.get(item, ()), kill) for item in kill.owned}
-    owned = [_compute_takeover_s(facts.shares, item, kill) for item in kill.owned]
+    owned = [_compute_takeover_s(facts.assignments, item, kill) for item in kill.owned]
     return Takeover(
         items=len(kill.owned),
         interrupted_s=started.get(kill.item),
@@ -159,16 +159,20 @@ def _first_start(starts: Sequence[Start], kill: Kill) -> float | None:
     return _least([start.at_s - kill.at_s for start in starts if start.at_s > kill.at_s])
 
 
-def _compute_takeover_s(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
+def _compute_takeover_s(assignments: Sequence[AssignmentRecord], item: str, kill: Kill) -> float | None:
     """Return the seconds from the kill until an item was assigned to another node. None if it never was.
 
     Args:
-        shares: The items that were assigned to each node when one of its runs began.
+        assignments: The items that were assigned to each node when one of its runs began.
         item: The item.
         kill: The kill.
     """
-    later = [share for share in shares if share.at_s > kill.at_s and share.node != kill.node and item in share.items]
-    return _least([share.at_s - kill.at_s for share in later])
+    later = [
+        assignment
+        for assignment in assignments
+        if assignment.at_s > kill.at_s and assignment.node != kill.node and item in assignment.items
+    ]
+    return _least([assignment.at_s - kill.at_s for assignment in later])
 
 
 def _least(seconds: list[float]) -> float | None:

@@ -148,6 +148,6 @@ def kill_if_counting(store: Store, process: NodeProcess, *, is_leader: bool) -> 
     at_s = SYSTEM_CLOCK.now()
     process.kill()
     done = {entry.key.rpartition("/")[2] for entry in store.list(records.RESULTS)}
-    shares = [records.decode_share(entry) for entry in store.list(f"{records.SHARES}/{process.node}")]
-    owned = sorted(set(shares[-1].items if shares else ()) - done)
+    assignments = [records.decode_assignment(entry) for entry in store.list(f"{records.ASSIGNED}/{process.node}")]
+    owned = sorted(set(assignments[-1].items if assignments else ()) - done)
     return Kill(process.node, process.pid, is_leader, running.item, at_s, len(done), tuple(owned))

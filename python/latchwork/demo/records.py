@@ -15,7 +15,7 @@ PREFIX = "demo"
 RUNNING = f"{PREFIX}/running"
 STARTS = f"{PREFIX}/starts"
 RESULTS = f"{PREFIX}/results"
-SHARES = f"{PREFIX}/shares"
+ASSIGNED = f"{PREFIX}/assignments"
 
 
 class Running(Struct, frozen=True):
@@ -41,7 +41,7 @@ class Result(Struct, frozen=True):
     counts: Counts
 
 
-class Share(Struct, frozen=True):
+class AssignmentRecord(Struct, frozen=True):
     """The items with which a run of a node began, and the time."""
 
     node: str
@@ -52,7 +52,7 @@ class Share(Struct, frozen=True):
 _RUNNING: Decoder[Running] = Decoder(Running, "what a node runs")
 _STARTS: Decoder[tuple[Start, ...]] = Decoder(tuple[Start, ...], "starts of an item")
 _RESULT: Decoder[Result] = Decoder(Result, "a result")
-_SHARE: Decoder[Share] = Decoder(Share, "a share")
+_ASSIGNED: Decoder[AssignmentRecord] = Decoder(AssignmentRecord, "an assignment")
 
 
 def decode_running(entry: Entry | None) -> Running:
@@ -70,6 +70,6 @@ def decode_result(entry: Entry) -> Result:
     return _RESULT.decode(entry.value)
 
 
-def decode_share(entry: Entry) -> Share:
+def decode_assignment(entry: Entry) -> AssignmentRecord:
     """Decode the record of the items that were assigned to a node when one of its runs began."""
-    return _SHARE.decode(entry.value)
+    return _ASSIGNED.decode(entry.value)

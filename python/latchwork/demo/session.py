@@ -180,22 +180,22 @@ class _Demo:
 
     def _progress(self, entries: dict[str, Entry]) -> Progress:
         done = Counter[str]()
-        shares: dict[str, int] = {}
+        assignments: dict[str, int] = {}
         running: dict[str, str | None] = {}
         for key, entry in entries.items():
             node = key.split("/")[2]
             if key.startswith(f"{records.RESULTS}/"):
                 done[records.decode_result(entry).node] += 1
-            elif key.startswith(f"{records.SHARES}/"):
-                shares[node] = len(records.decode_share(entry).items)
+            elif key.startswith(f"{records.ASSIGNED}/"):
+                assignments[node] = len(records.decode_assignment(entry).items)
             elif key.startswith(f"{records.RUNNING}/"):
                 running[node] = records.decode_running(entry).item
         nodes = [
             NodeProgress(
                 node=process.node,
                 pid=process.pid,
-                state=self._state(process.node, known=process.node in shares),
-                items=0 if process.killed else shares.get(process.node, 0),
+                state=self._state(process.node, known=process.node in assignments),
+                items=0 if process.killed else assignments.get(process.node, 0),
                 done=done[process.node],
                 running=None if process.killed else running.get(process.node),
             )
@@ -217,7 +217,7 @@ class _Demo:
             kill=self._kill,
             results={_name(entry): records.decode_result(entry) for entry in store.list(records.RESULTS)},
             starts={_name(entry): records.decode_starts(entry) for entry in store.list(records.STARTS)},
-            shares=[records.decode_share(entry) for entry in store.list(records.SHARES, recursive=True)],
+            assignments=[records.decode_assignment(entry) for entry in store.list(records.ASSIGNED, recursive=True)],
             serial=count_serially(self._items),
             leader_s=self._leader_s,
         )

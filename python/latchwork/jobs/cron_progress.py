@@ -634,7 +634,7 @@ class FireTimes:
             since_s: Fire times up to this one are ignored for items that have never run.
             changed_s: Time at which this node saw the schedule change: fire times up to this one are ignored for all
                 items. None if it has not changed here.
-            jitter: Delay of this share's starts after its fire times.
+            jitter: Delay between the fire times and the starts of these items.
         Returns:
             The items, their fire time, and the seconds until they start.
         Raises:

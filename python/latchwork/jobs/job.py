@@ -41,7 +41,7 @@ class JobContext:
 
     def __init__(
         self,
-        work_share: Iterable[str] = (),
+        items: Iterable[str] = (),
         *,
         job_id: str = "job",
         node_id: str = "node",
@@ -54,7 +54,7 @@ class JobContext:
         """Create the context of a run. Nothing is started.
 
         Args:
-            work_share: Items of this run.
+            items: Items of this run.
             job_id: ID of the job.
             node_id: ID of the node that runs it.
             remaining_s: Returns the seconds for which the locks of this run are held; by default infinity.
@@ -63,8 +63,8 @@ class JobContext:
             clock: Clock for ``wait_for_stop``.
             fire_time_s: Fire time of a cron schedule that this run is for, in seconds since the epoch.
         """
-        self._share = tuple(work_share)
-        self._members = frozenset(self._share)
+        self._items = tuple(items)
+        self._item_set = frozenset(self._items)
         self._job_id = job_id
         self._node_id = node_id
         self._remaining_s = remaining_s
@@ -76,12 +76,12 @@ class JobContext:
 
     def __repr__(self) -> str:
         state = ", stopping" if self.should_stop else ""
-        return f"<JobContext of {self._job_id} on {self._node_id}, {len(self._share)} items{state}>"
+        return f"<JobContext of {self._job_id} on {self._node_id}, {len(self._items)} items{state}>"
 
     @property
-    def work_share(self) -> tuple[str, ...]:
+    def items(self) -> tuple[str, ...]:
         """The items of this run: sorted, unique, unchanged until the run ends."""
-        return self._share
+        return self._items
 
     @property
     def job_id(self) -> str:
@@ -151,11 +151,11 @@ class JobContext:
         Args:
             item: An item of this run.
         Raises:
-            KeyError: The item is not in this run's share.
+            KeyError: The item is not in this run.
             LockLost: The lock has expired or was released; stop the work.
         """
-        if item not in self._members:
-            msg = f"item {item!r} is not in the share of this run of {self._job_id}"
+        if item not in self._item_set:
+            msg = f"item {item!r} is not among the items of this run of {self._job_id}"
             raise KeyError(msg)
         return self._fence(item)
 
@@ -186,7 +186,7 @@ class Job:
                 return ["north", "south"]
 
             def run(self, context):
-                for region in context.work_share: ...
+                for region in context.items: ...
 
     Options may change while the job runs: by ``change`` on one node, or by settings in the whole cluster. The rows of
     ``latchwork.jobs.options`` describe them. At run time they are part of this docstring.
@@ -253,7 +253,7 @@ class Job:
         return self._work_pool() if callable(self._work_pool) else self._work_pool
 
     def run(self, context: Any) -> Any:
-        """Work on ``context.work_share`` until done or asked to stop. The return value is ignored.
+        """Work on ``context.items`` until done or asked to stop. The return value is ignored.
 
         A subclass may use an ``async def``.
 

@@ -32,7 +32,7 @@ _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _JOB_GAUGES: dict[str, tuple[str, Callable[[JobStats], float | None]]] = {
     "active_runs": ("Runs going on.", lambda stats: stats.active),
     "run_threads": ("Threads that run, or wait for their time.", lambda stats: stats.threads),
-    "items_assigned": ("Items in the shares that are started.", lambda stats: stats.items),
+    "items_assigned": ("Items in the current runs.", lambda stats: stats.items),
     "failing_items": ("Items whose last run failed.", lambda stats: stats.failing_items),
     "consecutive_failures": (
         "Runs of one item that failed one after the other, of the item with most.",

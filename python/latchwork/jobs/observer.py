@@ -28,7 +28,7 @@ class JobStats:
         runs: Number of started runs.
         failures: Number of runs that raised.
         active: Number of active runs.
-        items: Number of items in the current runs' shares.
+        items: Number of items in the current runs.
         threads: Number of threads that run or wait for their time.
         failing_items: Number of items whose last run failed.
         consecutive_failures: Largest number of consecutive failed runs of one item.
@@ -126,7 +126,7 @@ class RebalanceInfo:
     Attributes:
         node: ID of the node.
         seconds: Duration.
-        shares: Number of written shares; 0 if nothing had to change.
+        assignments: Number of written assignments, one per node and job; 0 if nothing had to change.
         moves: Number of items that moved to another node.
         error: Error that requires a retry; None if it succeeded.
         written_bytes: Bytes of written keys and values.
@@ -134,7 +134,7 @@ class RebalanceInfo:
 
     node: str
     seconds: float
-    shares: int = 0
+    assignments: int = 0
     moves: int = 0
     error: BaseException | None = None
     written_bytes: int = 0
@@ -242,11 +242,16 @@ class EventLog(Observer):
         _log_event(logging.DEBUG, "run_ended", **about, seconds=time.perf_counter() - began)
 
     def rebalanced(self, info: RebalanceInfo) -> None:
-        """Log the event ``rebalanced`` or ``rebalance_failed``; nothing if no share had to be written."""
-        about: dict[str, Any] = {"node": info.node, "seconds": info.seconds, "shares": info.shares, "moves": info.moves}
+        """Log the event ``rebalanced`` or ``rebalance_failed``; nothing if no assignment had to be written."""
+        about: dict[str, Any] = {
+            "node": info.node,
+            "seconds": info.seconds,
+            "assignments": info.assignments,
+            "moves": info.moves,
+        }
         if info.error is not None:
             _log_event(logging.WARNING, "rebalance_failed", **about, error=type(info.error).__name__)
-        elif info.shares:
+        elif info.assignments:
             _log_event(logging.INFO, "rebalanced", **about)
 
     def pool_read(self, info: PoolInfo) -> None:

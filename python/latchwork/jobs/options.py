@@ -39,7 +39,7 @@ class InvalidSetting(LatchworkError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The number of runs that a node's share of a job is split into. Each run has its own thread.
+    """The number of runs into which a node splits its items of a job. Each run has its own thread.
 
     Attributes:
         limit: Maximum number of concurrent runs on one node; 0 for one run per item.
@@ -54,7 +54,7 @@ class Threads:
 
     @classmethod
     def whole(cls) -> Threads:
-        """Return the setting for one thread, which runs all items of the node's share."""
+        """Return the setting for one thread, which runs all items of the node."""
         return cls(1)
 
     @classmethod
@@ -64,7 +64,8 @@ class Threads:
 
     @classmethod
     def at_most(cls, limit: int) -> Threads:
-        """Return the setting for a limited number of threads, which run parts of the node's share of almost equal size.
+        """Return the setting for a limited number of threads, which run parts of the node's items, of almost equal
+        size.
 
         Args:
             limit: Maximum number of threads, at least 1.
@@ -305,13 +306,14 @@ class JobRows(Generic[Unset, Limit]):
         none="the schedule's own: its delay or rate, or the next time that matches",
     )
     jitter_s: float | Unset = seconds_field(
-        0.0, "of random delay before a run at most: chosen for each run, or on a cron schedule once for each share"
+        0.0,
+        "of random delay before a run at most: chosen for each run, or on a cron schedule once for each set of items",
     )
     pool_check_period_s: float | Unset = seconds_field(
         60.0, "between two reads of the work pool; 0 reads it once, and again when another node has stored it"
     )
     threads: Limit = option_field(
-        THREADS, Threads.whole(), "how many runs a node's share is split into, each on its own thread"
+        THREADS, Threads.whole(), "into how many runs a node splits its items, each on its own thread"
     )
 
 

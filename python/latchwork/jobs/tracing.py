@@ -60,7 +60,11 @@ class Tracing(Observer):
         span = self._tracer.start_span(
             "latchwork.rebalance",
             start_time=ended - int(info.seconds * 1e9),
-            attributes={"latchwork.node": info.node, "latchwork.shares": info.shares, "latchwork.moves": info.moves},
+            attributes={
+                "latchwork.node": info.node,
+                "latchwork.assignments": info.assignments,
+                "latchwork.moves": info.moves,
+            },
         )
         if info.error is not None:
             span.record_exception(info.error)

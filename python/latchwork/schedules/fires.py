@@ -1,6 +1,6 @@
 """Selection of the next fire time of a cron schedule, including missed ones. Pure: the time is an argument.
 
-Each item runs once for each fire time. The progress of an item is a ``Fired``. The items of a share that run for the
+Each item runs once for each fire time. The progress of an item is a ``Fired``. The items of a node that run for the
 same fire time run together.
 """
 
@@ -69,26 +69,26 @@ class FireProgress:
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """The delay of a share's starts after its fire times. It is constant, so that no start overtakes another.
+    """The delay between the fire times and the starts of a run. It is constant, so that no start overtakes another.
 
     Attributes:
-        delay_s: Delay of this share in seconds.
-        most_s: Greatest delay of any share of the job. Lateness counts from there, so that a delayed start is on time,
-            even if it waited in another share before.
+        delay_s: Delay of this run in seconds.
+        most_s: Greatest delay of any run of the job. Lateness counts from there, so that a delayed start is on time,
+            even if its items waited in another run before.
     """
 
     delay_s: float = 0.0
     most_s: float = 0.0
 
     @classmethod
-    def for_share(cls, most_s: float, share: str) -> Jitter:
-        """Compute the jitter of a share from its name, which gives the same result on every node.
+    def from_name(cls, most_s: float, name: str) -> Jitter:
+        """Compute the jitter of a run from a name, which gives the same result on every node.
 
         Args:
             most_s: Maximum delay in seconds.
-            share: Name of the share.
+            name: Text that all nodes derive from the run in the same way.
         """
-        return cls(most_s * crc32(share.encode()) / 2**32, most_s)
+        return cls(most_s * crc32(name.encode()) / 2**32, most_s)
 
 
 NO_JITTER = Jitter()
@@ -96,7 +96,7 @@ NO_JITTER = Jitter()
 
 @dataclass(frozen=True, slots=True)
 class CronStep:
-    """The next start of a share on a cron schedule.
+    """The next start of a run on a cron schedule.
 
     Attributes:
         at: Fire time in seconds since the epoch.

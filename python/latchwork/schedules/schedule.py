@@ -196,7 +196,7 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class DueTime:
-    """When a share runs next, and how that was computed, so that it can be recomputed for a changed schedule.
+    """The time of the next run of some items, and its inputs, so that it can be recomputed for a changed schedule.
 
     Attributes:
         at: The due time, on the scale of the schedule.

@@ -196,6 +196,6 @@ def scaled(picture: bytes) -> bytes:
 
 async def run(context: aio.JobContext) -> None:
     while not await context.wait_for_stop(1.0):
-        for item in context.work_share:
+        for item in context.items:
             assert_type(context.fence(item), Fence)
             await context.store.commit([context.fence(item)], [Put(f"done/{item}", b"")])

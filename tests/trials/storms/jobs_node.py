@@ -95,16 +95,16 @@ class Writers:
 
 
 def run(context, log, writers):
-    """Work on the share for a moment, all items at the same time, and have results written with their fences."""
+    """Work on the items for a moment, all items at the same time, and have results written with their fences."""
     tokens = {}
     try:
-        for item in context.work_share:
+        for item in context.items:
             fence = context.fence(item)
             log("start", job=context.job_id, item=item, token=fence.token, fire=context.fire_time_s)
             tokens[item] = fence.token
         until = time.monotonic() + random.uniform(0.05, 0.5)
         while time.monotonic() < until and not context.wait_for_stop(0.04):
-            item = random.choice(context.work_share)
+            item = random.choice(context.items)
             with contextlib.suppress(LatchworkError):  # the lock was lost: there is no fence any more
                 writers.ask(context.fence(item), item)
     finally:

@@ -144,7 +144,7 @@ def _screen_parts(state: ClusterState | None, most: int | None) -> list[Renderab
     if gone:
         found.append(Line(f"not running, but drained or to be restarted: {', '.join(gone)}", "yellow"))
     if state.leftovers:
-        found.append(Line(f"gone, share not yet reassigned: {', '.join(state.leftovers)}", "yellow"))
+        found.append(Line(f"gone, items not yet reassigned: {', '.join(state.leftovers)}", "yellow"))
     return [*found, "", *_describe_locks(state)]
 
 
@@ -214,7 +214,7 @@ def _build_node_table(state: ClusterState) -> Grid:
                 "host": member.host,
                 "pid": str(member.pid),
                 "since": utc_text(member.since),
-                "items": f"{sum(len(share) for share in node.assigned.values()):,}",
+                "items": f"{sum(len(items) for items in node.assigned.values()):,}",
                 "jobs": ", ".join(node.jobs),
             }
         )

@@ -37,7 +37,7 @@ from latchwork.jobs.stored.nodes import (
     NodeRecord,
     decode_maintenance_record,
     maintenance_key,
-    reserved_share_key,
+    reserved_items_key,
 )
 from latchwork.jobs.stored.requests import (
     AUDIT,
@@ -273,7 +273,7 @@ class Control:
         entry = self._store.get(maintenance_key(node))
         record = None if entry is None else decode_maintenance_record(node, entry.value)
         if entry is not None and record is not None and record.state == "drained":
-            self._delete_reserved_share(node, At(entry))
+            self._delete_reserved_items(node, At(entry))
 
     def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
         """Move a node's items to other nodes until the node has restarted. Then the node gets exactly those items back,
@@ -310,7 +310,7 @@ class Control:
             False if the node was neither drained nor restarting.
         """
         found = self._store.delete(maintenance_key(check_id("node", node)))
-        self._delete_reserved_share(node, Absent(maintenance_key(node)))
+        self._delete_reserved_items(node, Absent(maintenance_key(node)))
         return found
 
     def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
@@ -324,8 +324,8 @@ class Control:
         """
         clock = self._store.clock
         until = None if timeout_s is None else clock.now() + timeout_s
-        with self._store.mirror(keys.share_key(node)) as share:
-            share.wait_until(lambda state: not state, timeout_s)
+        with self._store.mirror(keys.assignment_key(node)) as assigned:
+            assigned.wait_until(lambda state: not state, timeout_s)
         while True:
             locks = lock_states(self._store)
             held = [state.name for state in locks if state.holder is not None and state.holder.label == node]
@@ -438,14 +438,14 @@ class Control:
 
         self._store.transact(write)
 
-    def _delete_reserved_share(self, node: str, unchanged_record: Check) -> None:
+    def _delete_reserved_items(self, node: str, unchanged_record: Check) -> None:
         """Delete the items that are reserved for a restarting node, unless its maintenance record has changed.
 
         Args:
             node: ID of the node.
             unchanged_record: Check that the node's maintenance record is unchanged.
         """
-        below = self._store.list(reserved_share_key(node), recursive=True)
+        below = self._store.list(reserved_items_key(node), recursive=True)
         with contextlib.suppress(Conflict):
             commit_all(self._store, [unchanged_record], [Delete(each.key) for each in below])
 

@@ -12,7 +12,7 @@ from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
 from latchwork.jobs.cron_progress import describe_future_progress
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, create_job_problem
 from latchwork.jobs.settings import Settings
-from latchwork.jobs.stored.caches import describe_damaged_share
+from latchwork.jobs.stored.caches import describe_damaged_assignment
 from latchwork.schedules import FireProgress
 
 _MAX_SHOWN = 5
@@ -94,7 +94,7 @@ def explain_item(
             f"job {job} is disabled: {_describe_switch(settings, job)}; its items keep their nodes and do not run"
         )
     sentences += [
-        describe_damaged_share(node, job, each.damaged[job])
+        describe_damaged_assignment(node, job, each.damaged[job])
         for node, each in sorted(state.nodes.items())
         if job in each.damaged
     ]
@@ -143,7 +143,7 @@ def _describe_placement(state: ClusterState, job: str, able: tuple[str, ...], as
     others = f"; not {', '.join(out)}" if out else ""
     if assigned is not None:
         sizes = {node: len(state.nodes[node].assigned.get(job, ())) for node in view.nodes}
-        shares = ", ".join(f"{node} {sizes[node]}" for node in sorted(sizes))
+        counts = ", ".join(f"{node} {sizes[node]}" for node in sorted(sizes))
         kept = (
             ""
             if assigned in able
@@ -152,7 +152,7 @@ def _describe_placement(state: ClusterState, job: str, able: tuple[str, ...], as
         able_now = f"able: {', '.join(able) or 'none'}{others}"
         return [
             f"it is assigned to node {assigned}{kept}",
-            f"the job has {counted(view.items, 'item')}, distributed as {shares} ({able_now})",
+            f"the job has {counted(view.items, 'item')}, distributed as {counts} ({able_now})",
         ]
     if not able:
         return [f"it is not assigned: no running node can run job {job}{others}; start one that has the job"]
@@ -178,14 +178,14 @@ def _explain_placement(state: ClusterState, strategy_word: str, job: str, item: 
     strategy = parse_strategy(strategy_word)
     if strategy is None or any(record.state == "restarting" for record in state.maintenance.values()):
         return None
-    shares: dict[str, dict[str, tuple[str, ...]]] = {}
+    assignments: dict[str, dict[str, tuple[str, ...]]] = {}
     workers = {}
     for name, node in state.nodes.items():
         if node.member.state == "ready" and name not in state.maintenance:
             workers[name] = WorkerView(node.member.weight, frozenset(node.jobs), node.member.labels)
         for of_job, items in node.assigned.items():
-            shares.setdefault(of_job, {})[name] = items
-    view = ClusterView(workers, state.pools, shares)
+            assignments.setdefault(of_job, {})[name] = items
+    view = ClusterView(workers, state.pools, assignments)
     alike = [
         each for each in sorted(state.pools) if state.strategies.get(each, state.strategies.get("*")) == strategy_word
     ]

@@ -32,8 +32,8 @@ class NodeView:
         member: Its published record: state, host, process ID, start time.
         is_manager: Whether it manages the cluster.
         jobs: Sorted jobs that it can run.
-        assigned: Sorted items of its share by job; no empty shares.
-        damaged: Why a stored share is not readable in full, by job.
+        assigned: Sorted items that are assigned to it, by job; only jobs with items.
+        damaged: Why its stored items are not readable in full, by job.
     """
 
     node_id: str
@@ -168,7 +168,7 @@ class ClusterState:
         candidates: IDs of the nodes that stand for election, the manager first.
         nodes: Running nodes, sorted by ID.
         pools: Sorted work items by job; jobs sorted.
-        leftovers: IDs of removed nodes that still have a share until the next rebalance.
+        leftovers: IDs of removed nodes that still have assigned items until the next rebalance.
         locks: Held locks, sorted by job and item.
         maintenance: Drained and restarting nodes, whether they are running or not.
         strategies: Name of the strategy that last placed the items of a job, by job ID, or ``*`` for all other jobs.
@@ -249,7 +249,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None
     members = [NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
-    shares, available = _read_shares(store, registered), _group_by_worker(registered, "available")
+    assignments, available = _read_assignments(store, registered), _group_by_worker(registered, "available")
     nodes = {
         member.worker: NodeView(
             node_id=member.worker,
@@ -260,14 +260,14 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
             damaged={job: found.damage for job, found in own.items() if found.damage},
         )
         for member in members
-        for own in [shares.get(member.worker, {})]
+        for own in [assignments.get(member.worker, {})]
     }
     return ClusterState(
         manager=manager,
         candidates=candidates,
         nodes=nodes,
         pools=pools,
-        leftovers=tuple(sorted(set(shares) - set(nodes))),
+        leftovers=tuple(sorted(set(assignments) - set(nodes))),
         locks=_read_locks(store),
         maintenance=decode_maintenance_records(store.list(NODES)),
         strategies=decode_strategies(store.get(keys.GUARD_ASSIGNMENT)),
@@ -285,9 +285,9 @@ def _group_by_worker(registered: Iterable[Entry], kind: Literal["available", "as
     return found
 
 
-def _read_shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, StoredSet]]:
+def _read_assignments(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, StoredSet]]:
     parts = _group_by_worker(registered, "assigned")
-    return {worker: _read_sets_by_job(store, keys.share_key(worker), part) for worker, part in parts.items()}
+    return {worker: _read_sets_by_job(store, keys.assignment_key(worker), part) for worker, part in parts.items()}
 
 
 def _read_sets_by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, StoredSet]:

@@ -1,5 +1,5 @@
-"""The stored assignment of items to workers, with a copy of what the leader has read and written. No other module
-writes it.
+"""The stored assignments of items to workers, with a copy of what the leader has read and written. No other module
+writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sys import intern
 from typing import Generic, TypeVar
 
 from latchwork._base.decoding import encode
-from latchwork.jobs.manager.rebalance import ShareChange, order_changes
+from latchwork.jobs.manager.rebalance import AssignmentChange, order_changes
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import (
     EMPTY,
@@ -36,14 +36,14 @@ from latchwork.types import Absent, At, Check, Create, Delete, Entry, Fence, Op,
 
 log = logging.getLogger(__name__)
 
-#: Number of shares that are written together; they are in memory twice meanwhile.
+#: Number of assignments that are written together; they are in memory twice meanwhile.
 _SLICE = 2_000
 #: Number of workers whose keys are read together.
 _LOADING = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredShare:
+class _StoredAssignment:
     """The stored items of one worker and job, with the version of their manifest. For a small set, only the items are
     kept in memory.
     """
@@ -52,8 +52,8 @@ class _StoredShare:
     content: tuple[str, ...] | ChunkedSet = ()
 
     @classmethod
-    def from_set(cls, version: Hashable, chunked: ChunkedSet) -> _StoredShare:
-        """Create a stored share from a decoded set of items and the version of its manifest."""
+    def from_set(cls, version: Hashable, chunked: ChunkedSet) -> _StoredAssignment:
+        """Create a stored assignment from a decoded set of items and the version of its manifest."""
         return cls(version, chunked if chunked.chunks else chunked.inline)
 
     @property
@@ -63,12 +63,12 @@ class _StoredShare:
 
     @property
     def items(self) -> tuple[str, ...]:
-        """The items of the share: sorted, unique."""
+        """The items of the assignment: sorted, unique."""
         return self.content if isinstance(self.content, tuple) else self.content.items
 
     def unchanged_checks(self, key: str) -> list[Check]:
-        """Return the transaction checks that the manifest at ``key`` is unchanged since the share was read. A manifest
-        that did not exist needs none, because it is created.
+        """Return the transaction checks that the manifest at ``key`` is unchanged since the assignment was read. A
+        manifest that did not exist needs none, because it is created.
         """
         return [] if self.version is None else [At.of(key, self.version)]
 
@@ -83,7 +83,7 @@ class _StoredShare:
         return Create(key, value) if self.version is None else Put(key, value)
 
 
-_ManifestChange = tuple[str, str, _StoredShare, SetUpdate]
+_ManifestChange = tuple[str, str, _StoredAssignment, SetUpdate]
 _Stored = TypeVar("_Stored")
 _Shown = TypeVar("_Shown")
 
@@ -106,7 +106,7 @@ class _ConvertedMapping(Mapping[str, _Shown], Generic[_Stored, _Shown]):
 
 
 class AssignmentStore:
-    """Reads and writes the stored assignment: which items of each job each worker should run. Not thread-safe.
+    """Reads and writes the stored assignments: which items of each job each worker should run. Not thread-safe.
 
     Attributes:
         writes: Number of transactions that wrote manifests, since the object was created.
@@ -124,7 +124,7 @@ class AssignmentStore:
         self._store = store
         self._note = dict(note or {})
         self._names = ChunkNamer(tag)
-        self._shares: dict[str, dict[str, _StoredShare]] = {}  # by job and worker
+        self._assignments: dict[str, dict[str, _StoredAssignment]] = {}  # by job and worker
         self._guard: Entry | None = None
         self._available: dict[str, frozenset[str]] = {}
         self._job_sets: dict[frozenset[str], frozenset[str]] = {}
@@ -141,7 +141,7 @@ class AssignmentStore:
             Conflict: The fence no longer holds.
         """
         guard = self._store.get(keys.GUARD_ASSIGNMENT)
-        self._shares, self._available, lost = {}, {}, []
+        self._assignments, self._available, lost = {}, {}, []
         workers = self._store.children(keys.WORKERS)
         with self._store.pipeline() as pipeline:  # in parts, to limit time and memory
             for begin in range(0, len(workers), _LOADING):
@@ -151,7 +151,7 @@ class AssignmentStore:
                     lost += self._load_entries(worker, part.result())
         self._guard = guard
         if lost:
-            log.warning("deleting %d chunks of shares that no manifest names, first %s", len(lost), lost[0])
+            log.warning("deleting %d chunks of assignments that no manifest names, first %s", len(lost), lost[0])
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
     def _load_entries(self, worker: str, entries: Iterable[Entry]) -> list[str]:
@@ -175,36 +175,38 @@ class AssignmentStore:
             self._available[worker] = self._intern_job_set(available)
         lost = []
         for job, part in below.items():
-            manifest = keys.share_key(worker, job)
+            manifest = keys.assignment_key(worker, job)
             lost += find_orphaned_chunks(manifest, part, part.get(manifest), {self._names.tag})
             if manifest in part:
-                self._remember_share(worker, job, _decode_share(manifest, part))
+                self._remember_assignment(worker, job, _decode_assignment(manifest, part))
         return lost
 
-    def get_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    def get_assignments(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return the stored items by job and worker, including dead workers. Workers without items are left out.
 
         The returned mapping reflects later writes.
         """
-        return _ConvertedMapping(self._shares, lambda kept: _ConvertedMapping(kept, lambda share: share.items))
+        return _ConvertedMapping(
+            self._assignments, lambda kept: _ConvertedMapping(kept, lambda assignment: assignment.items)
+        )
 
-    def reuse_strings(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
-        """Replace stored item names by the equal string objects of the given shares, so that each string is in memory
-        only once.
+    def reuse_strings(self, assignments: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+        """Replace remembered item names by the equal string objects of the given assignments, so that each string is in
+        memory only once.
 
         Args:
-            shares: Items by job and worker.
+            assignments: Items by job and worker.
         """
-        for job, by_worker in shares.items():
-            kept = self._shares.get(job, {})
+        for job, by_worker in assignments.items():
+            kept = self._assignments.get(job, {})
             for worker, items in by_worker.items():
                 known = kept.get(worker)
                 if known is not None and known.items == items:
-                    kept[worker] = _StoredShare.from_set(known.version, known.chunked.reuse_strings_of(items))
+                    kept[worker] = _StoredAssignment.from_set(known.version, known.chunked.reuse_strings_of(items))
 
     def find_stored_workers(self) -> set[str]:
         """Return the IDs of all workers with stored keys, including dead ones."""
-        return set(self._available).union(*self._shares.values())
+        return set(self._available).union(*self._assignments.values())
 
     def get_runnable_jobs(self, worker: str) -> frozenset[str]:
         """Return the jobs that a worker could run when they were last read."""
@@ -220,10 +222,11 @@ class AssignmentStore:
         names = frozenset(map(intern, jobs))
         return self._job_sets.setdefault(names, names)
 
-    def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
+    def write(self, changes: Sequence[AssignmentChange], fence: Fence) -> None:
         """Store changes of the assignment, in one transaction if they fit.
 
-        Otherwise all shares that shrink are stored before the shares that grow, so that no item has two workers.
+        Otherwise the assignments that lose items are stored before those that get some, so that no item has two
+        workers.
 
         Args:
             changes: The changes, relative to the stored assignment.
@@ -232,12 +235,12 @@ class AssignmentStore:
             Conflict: The fence no longer holds, or another client changed the assignment: load it again.
         """
         steps = list(changes) if self._fits_in_transaction(changes) else order_changes(changes)
-        for wave in _split_repeated_shares(steps):
+        for wave in _split_repeated_changes(steps):
             for begin in range(0, len(wave), _SLICE):
                 self._write_batch(wave[begin : begin + _SLICE], fence)
 
-    def delete_empty_shares(self, fence: Fence) -> None:
-        """Delete the stored shares that count as empty: they were damaged when they were read, and get no items.
+    def delete_empty_assignments(self, fence: Fence) -> None:
+        """Delete the stored assignments that count as empty: they were damaged when they were read, and get no items.
 
         Args:
             fence: Fence of the leadership.
@@ -245,15 +248,15 @@ class AssignmentStore:
             Conflict: As for ``write``.
         """
         found = [
-            ShareChange(worker, job, (), ())
-            for job, by_worker in self._shares.items()
-            for worker, share in by_worker.items()
-            if not share.content
+            AssignmentChange(worker, job, (), ())
+            for job, by_worker in self._assignments.items()
+            for worker, assignment in by_worker.items()
+            if not assignment.content
         ]
         self.write(found, fence)
 
     def delete_worker_jobs(self, worker: str, fence: Fence) -> None:
-        """Delete the stored job list of a dead worker: which jobs it could run.
+        """Delete the stored list of the jobs that a dead worker could run.
 
         Args:
             worker: ID of the worker.
@@ -269,21 +272,21 @@ class AssignmentStore:
         )
         self._available.pop(worker, None)
 
-    def _fits_in_transaction(self, changes: Sequence[ShareChange]) -> bool:
+    def _fits_in_transaction(self, changes: Sequence[AssignmentChange]) -> bool:
         size = sum(sum(map(len, change.after)) + 4 * len(change.after) + 200 for change in changes)
         return len(changes) <= MAX_OPS and size <= MAX_BYTES // 2
 
-    def _write_batch(self, wave: Iterable[ShareChange], fence: Fence) -> None:
+    def _write_batch(self, wave: Iterable[AssignmentChange], fence: Fence) -> None:
         manifest_changes: list[_ManifestChange] = []
         for change in wave:
-            stored = self._shares.get(change.job, {}).get(change.worker, _StoredShare())
+            stored = self._assignments.get(change.job, {}).get(change.worker, _StoredAssignment())
             update = plan_update(stored.chunked, change.after, self._names)
             if update is not None or (stored.version is not None and not change.after):
                 manifest_changes.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
-        updates = [(keys.share_key(worker, job), update) for worker, job, _, update in manifest_changes]
+        updates = [(keys.assignment_key(worker, job), update) for worker, job, _, update in manifest_changes]
         self.written_bytes += write_chunks(self._store, updates, [fence])
         ops = [
-            stored.write_op(keys.share_key(worker, job), update.after)
+            stored.write_op(keys.assignment_key(worker, job), update.after)
             for worker, job, stored, update in manifest_changes
         ]
         for part in split_into_batches([estimate_op_bytes(op) for op in ops], MAX_OPS, MAX_BYTES):
@@ -293,7 +296,7 @@ class AssignmentStore:
     def _commit_manifests(self, manifest_changes: Sequence[_ManifestChange], ops: Sequence[Op], fence: Fence) -> None:
         checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
         for worker, job, stored, _ in manifest_changes:
-            checks += stored.unchanged_checks(keys.share_key(worker, job))
+            checks += stored.unchanged_checks(keys.assignment_key(worker, job))
         note = encode({"leader": fence.token, "manifests": len(manifest_changes), **self._note})
         whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
         done = self._store.commit(checks, whole)
@@ -302,22 +305,22 @@ class AssignmentStore:
         manifests = {entry.key: entry for entry in written}
         self.writes += 1
         for worker, job, _, update in manifest_changes:
-            manifest = manifests.get(keys.share_key(worker, job))
-            self._remember_share(
-                worker, job, None if manifest is None else _StoredShare.from_set(manifest.version, update.after)
+            manifest = manifests.get(keys.assignment_key(worker, job))
+            self._remember_assignment(
+                worker, job, None if manifest is None else _StoredAssignment.from_set(manifest.version, update.after)
             )
 
-    def _remember_share(self, worker: str, job: str, kept: _StoredShare | None) -> None:
-        shares = self._shares.setdefault(intern(job), {})
+    def _remember_assignment(self, worker: str, job: str, kept: _StoredAssignment | None) -> None:
+        assignments = self._assignments.setdefault(intern(job), {})
         if kept is not None:
-            shares[intern(worker)] = kept
-        elif shares.pop(worker, None) is not None and not shares:
-            del self._shares[job]
+            assignments[intern(worker)] = kept
+        elif assignments.pop(worker, None) is not None and not assignments:
+            del self._assignments[job]
 
 
-def _split_repeated_shares(changes: Sequence[ShareChange]) -> list[list[ShareChange]]:
-    """Split changes into groups so that no group changes a share twice, keeping their order."""
-    waves: list[list[ShareChange]] = [[]]
+def _split_repeated_changes(changes: Sequence[AssignmentChange]) -> list[list[AssignmentChange]]:
+    """Split changes into batches, in order, so that no batch changes the assignment of a worker and job twice."""
+    waves: list[list[AssignmentChange]] = [[]]
     seen: set[tuple[str, str]] = set()
     for step in changes:
         if (step.worker, step.job) in seen:
@@ -328,10 +331,10 @@ def _split_repeated_shares(changes: Sequence[ShareChange]) -> list[list[ShareCha
     return waves
 
 
-def _decode_share(manifest: str, entries: dict[str, Entry]) -> _StoredShare:
+def _decode_assignment(manifest: str, entries: dict[str, Entry]) -> _StoredAssignment:
     version = entries[manifest].version
     try:
-        return _StoredShare.from_set(version, decode_set_entries(manifest, entries).chunked)
+        return _StoredAssignment.from_set(version, decode_set_entries(manifest, entries).chunked)
     except (BadManifest, MissingChunk) as error:
-        log.error("share at %s is damaged and will be rewritten: %s", manifest, error)  # noqa: TRY400 - no stack needed
-        return _StoredShare(version)
+        log.error("assignment at %s is damaged and will be rewritten: %s", manifest, error)  # noqa: TRY400 - no stack needed
+        return _StoredAssignment(version)

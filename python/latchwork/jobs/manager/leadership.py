@@ -40,7 +40,7 @@ class Leadership:
     def __init__(
         self,
         store: Store,
-        me: NodeRecord,
+        own_record: NodeRecord,
         fence: Fence,
         *,
         alive: Mirror,
@@ -58,12 +58,12 @@ class Leadership:
         self._options = options
         self._wall_clock = WallClock(store.clock)  # so that a clock that is briefly wrong removes nothing
         self._assignment = AssignmentStore(
-            store, f"{me.incarnation}.{fence.token}", encode_strategies(options.strategies.describe())
+            store, f"{own_record.incarnation}.{fence.token}", encode_strategies(options.strategies.describe())
         )
         self._planner = Planner(options.strategies)
         self.is_loaded = False
-        self._known: dict[str, tuple[object, NodeRecord]] = {}
-        self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
+        self._decoded_members: dict[str, tuple[object, NodeRecord]] = {}  # with the version of the entry
+        self._runnable_jobs: dict[str, tuple[str, frozenset[str]]] = {}  # by worker, with its incarnation
         self._unplaced: Mapping[str, int] = {}
         self._unmet: frozenset[str] = frozenset()
         self._versions: frozenset[str] = frozenset()
@@ -79,13 +79,13 @@ class Leadership:
         """
         self.is_loaded = False
         self._planner.reset()
-        self._jobs.clear()
+        self._runnable_jobs.clear()
 
     def rebalance(self) -> Rebalance:
         """Read what has changed, compute the assignment of items to workers, and write the differences.
 
-        If a node has reported a damaged share, read everything again. The damaged share then counts as empty and is
-        written again.
+        If a node has reported that its stored items are damaged, read everything again. The damaged assignment then
+        counts as empty and is written again.
 
         Returns:
             The changes, and the jobs that could not be assigned.
@@ -101,7 +101,7 @@ class Leadership:
             self._assignment.load(
                 self._fence
             )  # after reading the ready members, so that their registrations are included
-            self._jobs = {
+            self._runnable_jobs = {
                 member.worker: (member.incarnation, self._assignment.get_runnable_jobs(member.worker))
                 for member in registered
             }
@@ -109,30 +109,30 @@ class Leadership:
         members = self._list_members()
         self._warn_of_mixed_versions(members)
         ready = self._list_ready_workers(members)
-        shares = self._assignment.get_shares()
-        self.restarts.reserve_shares(ready, shares)
+        assignments = self._assignment.get_assignments()
+        self.restarts.reserve_items(ready, assignments)
         records = self.restarts.list_maintenance_records()
         workers = {
-            name: each for name, each in ready.items() if self.restarts.may_have_items(records.get(name), members)
+            name: worker for name, worker in ready.items() if self.restarts.may_have_items(records.get(name), members)
         }
         view = ClusterView(
-            workers, self._pools.read_pools(), shares, self.restarts.list_reserved_shares(records, workers)
+            workers, self._pools.read_pools(), assignments, self.restarts.list_reserved_items(records, workers)
         )
         result = self._planner.rebalance(view)
-        self._assignment.reuse_strings(self._planner.pop_complete_shares())
+        self._assignment.reuse_strings(self._planner.pop_first_assignments())
         self._log_result(result, self._find_missing_labels(members, ready))
         if result.changes:
             started = self._store.clock.now()
             self._assignment.write(result.changes, self._fence)
             log.info(
-                "rebalanced: %d items move, %d shares of %d workers written in %.3f s",
+                "rebalanced: %d items move, %d assignments of %d workers written in %.3f s",
                 result.moves,
                 len(result.changes),
                 len(workers),
                 self._store.clock.now() - started,
             )
         if not was_loaded:
-            self._assignment.delete_empty_shares(self._fence)
+            self._assignment.delete_empty_assignments(self._fence)
         commit_all(self._store, [self._fence], [Delete(key) for key in reports])
         if not result.failed:
             self.restarts.delete_finished_records(records, workers)
@@ -146,24 +146,24 @@ class Leadership:
         either this deletion is refused, or the worker finds no pool and writes it.
         """
         guard = self._store.get(keys.GUARD_WORKER)
-        unchanged = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
+        same_workers = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
         members = [
             NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in self._store.list(keys.ALIVE)
         ]
         able = {job for member in members for job in self._store.children(keys.available_job_key(member.worker))}
-        living = {member.incarnation for member in members}
+        running_incarnations = {member.incarnation for member in members}
         for job, chunks in sorted(self._pools.list_chunk_keys().items()):
             key = keys.work_pool_key(job)
             manifest = self._store.get(key)
             if manifest is not None and job not in able:
                 log.info("job %s loses its work pool because no running worker can run it", job)
                 ops: list[Op] = [Delete(key), Put(keys.GUARD_POOL, b"{}")]
-                self._store.commit([self._fence, unchanged, At(manifest)], ops)
+                self._store.commit([self._fence, same_workers, At(manifest)], ops)
                 manifest = None
-            lost = find_orphaned_chunks(key, chunks, manifest, living)
-            same = Absent(key) if manifest is None else At(manifest)
-            # ``unchanged`` here too: chunks of a worker that is just registering have no manifest yet
-            commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
+            orphans = find_orphaned_chunks(key, chunks, manifest, running_incarnations)
+            same_manifest = Absent(key) if manifest is None else At(manifest)
+            # ``same_workers`` here too: chunks of a worker that is just registering have no manifest yet
+            commit_all(self._store, [self._fence, same_workers, same_manifest], [Delete(key) for key in orphans])
 
     def delete_expired_records(self, outcome_keep_s: float) -> None:
         """Delete the locks of dead nodes, and expired cron progress, requests, audit records and run results.
@@ -179,30 +179,32 @@ class Leadership:
         delete_old_outcomes(self._store, self._list_members(), now_s - outcome_keep_s, [self._fence])
 
     def _list_members(self) -> dict[str, NodeRecord]:
-        found = {}
+        """Return the records of all running nodes by ID. Only changed records are decoded."""
+        decoded = {}
         for key, entry in self._alive.snapshot().items():
             worker = key.partition("/")[2]
-            known = self._known.get(worker)
+            known = self._decoded_members.get(worker)
             if known is None or known[0] != entry.version:
                 known = (entry.version, NodeRecord.decode(worker, entry.value))
-            found[worker] = known
-        self._known = found
-        return {worker: member for worker, (_, member) in found.items()}
+            decoded[worker] = known
+        self._decoded_members = decoded
+        return {worker: member for worker, (_, member) in decoded.items()}
 
     def _list_ready_workers(self, members: Mapping[str, NodeRecord]) -> dict[str, WorkerView]:
+        """Return the ready workers by ID. The jobs of a new worker are read from the store."""
         workers = {}
         for member in members.values():
             if member.state == "ready":
-                known = self._jobs.get(member.worker)
+                known = self._runnable_jobs.get(member.worker)
                 if known is None or known[0] != member.incarnation:
                     known = (member.incarnation, self._assignment.load_runnable_jobs(member.worker))
-                    self._jobs[member.worker] = known
+                    self._runnable_jobs[member.worker] = known
                 workers[member.worker] = WorkerView(member.weight, known[1], member.labels)
         return workers
 
     def _delete_dead_workers(self, running_workers: Collection[str]) -> None:
-        """Delete the stored job lists of dead workers: which jobs each could run. A worker that is running again keeps
-        its list.
+        """Delete the stored lists of the jobs that dead workers could run. A worker that is running again keeps its
+        list.
 
         Args:
             running_workers: IDs of the running workers.
@@ -221,9 +223,12 @@ class Leadership:
         """
         versions = frozenset(member.version for member in members.values())
         if len(versions) > 1 and versions != self._versions:
-            running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
+            by_version = {
+                version: sorted(member.worker for member in members.values() if member.version == version)
+                for version in versions
+            }
             listing = "; ".join(
-                f"{version or 'unknown'}: {', '.join(nodes)}" for version, nodes in sorted(running.items())
+                f"{version or 'unknown'}: {', '.join(nodes)}" for version, nodes in sorted(by_version.items())
             )
             log.warning(
                 "nodes of different latchwork versions share this cluster: %s; finish the upgrade soon", listing

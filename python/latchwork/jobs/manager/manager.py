@@ -43,21 +43,21 @@ class Debouncer:
     thread-safe.
     """
 
-    def __init__(self, quiet_s: float, longest_s: float) -> None:
-        self.set_delays(quiet_s, longest_s)
-        self._first: float | None = None
-        self._last = 0.0
+    def __init__(self, quiet_s: float, max_delay_s: float) -> None:
+        self.set_delays(quiet_s, max_delay_s)
+        self._first_event_at: float | None = None
+        self._last_event_at = 0.0
         self._not_before = 0.0
 
-    def set_delays(self, quiet_s: float, longest_s: float) -> None:
+    def set_delays(self, quiet_s: float, max_delay_s: float) -> None:
         """Set the delays, which also apply to events that were recorded before.
 
         Args:
             quiet_s: Seconds without an event after which the action is due.
-            longest_s: Maximum seconds from the first event to the action.
+            max_delay_s: Maximum seconds from the first event to the action.
         """
         self._quiet_s = quiet_s
-        self._longest_s = max(quiet_s, longest_s)
+        self._max_delay_s = max(quiet_s, max_delay_s)
 
     def record_event(self, now: float) -> None:
         """Record an event, which makes the action due after the delays.
@@ -65,8 +65,8 @@ class Debouncer:
         Args:
             now: Current time by the monotonic clock, in seconds.
         """
-        self._first = now if self._first is None else self._first
-        self._last = now
+        self._first_event_at = now if self._first_event_at is None else self._first_event_at
+        self._last_event_at = now
 
     def schedule_retry(self, now: float, delay_s: float) -> None:
         """Make the action due again after a delay, because it has failed.
@@ -80,14 +80,14 @@ class Debouncer:
 
     def due_in_s(self, now: float) -> float | None:
         """Return the seconds until the action is due; None if no event was recorded."""
-        if self._first is None:
+        if self._first_event_at is None:
             return None
-        debouncer = min(self._last + self._quiet_s, self._first + self._longest_s)
-        return max(0.0, max(debouncer, self._not_before) - now)
+        due_at = min(self._last_event_at + self._quiet_s, self._first_event_at + self._max_delay_s)
+        return max(0.0, max(due_at, self._not_before) - now)
 
     def clear_events(self) -> None:
         """Forget the recorded events, because the action starts now."""
-        self._first = None
+        self._first_event_at = None
         self._not_before = 0.0
 
 
@@ -96,10 +96,10 @@ class _PeriodicTask:
     """A task that the leader repeats; a period of 0 disables it."""
 
     name: str
-    do: Callable[[Leadership], None]
+    execute: Callable[[Leadership], None]
     period_s: float
-    since: float
-    done: bool = False
+    counted_from: float  # start of the term, or of the last execution
+    has_run: bool = False
     retry_at: float | None = None
     trouble: TroubleLog = field(default_factory=lambda: TroubleLog(log))
 
@@ -107,7 +107,7 @@ class _PeriodicTask:
     def next_at(self) -> float:
         if self.retry_at is not None:
             return self.retry_at
-        return self.since + (self.period_s if self.done else min(self.period_s, _FIRST_TASK_S))
+        return self.counted_from + (self.period_s if self.has_run else min(self.period_s, _FIRST_TASK_S))
 
 
 class PeriodicTasks:
@@ -139,9 +139,9 @@ class PeriodicTasks:
         """
         for task in self._active():
             if task.next_at <= now:
-                task.since, task.done, task.retry_at = now, True, None
+                task.counted_from, task.has_run, task.retry_at = now, True, None
                 try:
-                    task.do(term)
+                    task.execute(term)
                 except LatchworkError as error:
                     task.retry_at = now + min(task.period_s, _TASK_RETRY_S)
                     task.trouble.record_failure(error, "%s failed, retrying in %.3g s", task.name, task.retry_at - now)
@@ -170,7 +170,7 @@ class ClusterManager:
         self,
         store: Store,
         session: Session,
-        me: NodeRecord,
+        own_record: NodeRecord,
         options: Callable[[], ManagerOptions],
         counters: ManagerCounters,
         *,
@@ -178,7 +178,7 @@ class ClusterManager:
     ) -> None:
         self._store = store
         self._clock = store.clock
-        self._me = me
+        self._own_record = own_record
         self._options = options  # called repeatedly, because options may change
         self._counters = counters
         self._observers = observers
@@ -186,14 +186,14 @@ class ClusterManager:
         self._wake = Signal()
         self._changed = Signal()
         self._closing = Signal()
-        self._latch = LeaderLatch(store, keys.LEADER, node_id=me.worker, session=session)
+        self._latch = LeaderLatch(store, keys.LEADER, node_id=own_record.worker, session=session)
         self._latch.on_elected(self._wake.set)
         self._latch.on_revoked(self._wake.set)
-        self._thread = threading.Thread(target=self._run, name=f"latchwork-manager-{me.worker}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"latchwork-manager-{own_record.worker}", daemon=True)
 
     @property
     def is_leader(self) -> bool:
-        """True while this node manages the cluster."""
+        """Whether this node manages the cluster."""
         return self._latch.is_leader
 
     def start(self) -> None:
@@ -233,17 +233,17 @@ class ClusterManager:
                 try:
                     self._lead()
                 except LatchworkError as error:
-                    self._trouble.record_failure(error, "manager on node %s restarts", self._me.worker)
+                    self._trouble.record_failure(error, "manager on node %s restarts", self._own_record.worker)
                     self._clock.wait(self._closing, _RETRY_S)
                 except Exception:
-                    log.exception("manager on node %s failed unexpectedly and restarts", self._me.worker)
+                    log.exception("manager on node %s failed unexpectedly and restarts", self._own_record.worker)
                     self._clock.wait(self._closing, _RETRY_S)
             elif not self._closing.is_set():
                 self._clock.wait(self._wake)
 
     def _lead(self) -> None:
         fence = self._latch.fence
-        log.info("node %s now manages the cluster, fence token %d", self._me.worker, fence.token)
+        log.info("node %s now manages the cluster, fence token %d", self._own_record.worker, fence.token)
         with (
             self._store.mirror(keys.ALIVE) as alive,
             self._store.mirror(keys.WORK_POOL, values=False) as pools,
@@ -251,20 +251,20 @@ class ClusterManager:
         ):
             for mirror in (alive, pools, nodes):
                 mirror.on_change(lambda _batch: self._on_change())
-            restarts = RestartTracker(self._store, nodes, fence, self._me.incarnation)
-            known = PoolCache(self._store, pools)
+            restarts = RestartTracker(self._store, nodes, fence, self._own_record.incarnation)
+            pool_cache = PoolCache(self._store, pools)
             term = Leadership(
                 self._store,
-                self._me,
+                self._own_record,
                 fence,
                 alive=alive,
                 nodes=nodes,
-                pools=known,
+                pools=pool_cache,
                 restarts=restarts,
                 options=self._options(),
             )
             self._manage(term)
-        log.info("node %s no longer manages the cluster", self._me.worker)
+        log.info("node %s no longer manages the cluster", self._own_record.worker)
 
     def _on_change(self) -> None:
         self._changed.set()
@@ -299,9 +299,8 @@ class ClusterManager:
             if term.restarts.detect_new_timeout(now):
                 debouncer.record_event(now)
                 continue
-            others = (due_s, periodic_tasks.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
-            waits = [wait for wait in others if wait is not None]
-            self._clock.wait(self._wake, min(waits, default=None))
+            waits = (due_s, periodic_tasks.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
+            self._clock.wait(self._wake, min((wait for wait in waits if wait is not None), default=None))
 
     def _rebalance_and_trim(self, term: Leadership) -> bool:
         """Rebalance once. After a large change, also return freed memory to the operating system.
@@ -336,7 +335,7 @@ class ClusterManager:
             self._notify_observers(began, Rebalance(), error, term.written_bytes - written)
             term.discard_cache()
             return False
-        self._trouble.record_success("manager on node %s works again", self._me.worker)
+        self._trouble.record_success("manager on node %s works again", self._own_record.worker)
         self._counters.rebalances += bool(result.changes)
         self._counters.moves += result.moves
         self._notify_observers(began, result, next(iter(result.failed.values()), None), term.written_bytes - written)
@@ -350,7 +349,7 @@ class ClusterManager:
         took_s = self._clock.now() - began
         self._observers.notify(
             "rebalanced",
-            RebalanceInfo(self._me.worker, took_s, len(result.changes), result.moves, error, written_bytes),
+            RebalanceInfo(self._own_record.worker, took_s, len(result.changes), result.moves, error, written_bytes),
         )
 
 

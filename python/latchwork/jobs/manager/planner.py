@@ -4,9 +4,9 @@ The jobs of each strategy have one planner, which keeps the last decision. There
 the strategy's traits. A ``Board`` and an ``Assignment`` keep the placement in Rust and receive only changes. Any other
 strategy is called itself, unless nothing that it can see has changed. Each planner decides what ``rebalance`` decides.
 
-Each planner knows which shares are stored after each write. If a write may have failed, the planners are dropped, and
-the next rebalance compares everything. While a node is restarting, ``rebalance`` itself decides, and all planners start
-again afterwards. No I/O.
+Each planner knows which assignments are stored after each write. If a write may have failed, the planners are dropped,
+and the next rebalance compares everything. While a node is restarting, ``rebalance`` itself decides, and all planners
+start again afterwards. No I/O.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from latchwork.assignment import (
     get_traits,
 )
 from latchwork.jobs.manager.rebalance import (
+    AssignmentChange,
     ClusterView,
     Rebalance,
-    ShareChange,
     WorkerView,
     count_unplaced,
     create_job_problem,
-    diff_shares,
+    diff_assignments,
     find_stored_owners,
     rebalance,
 )
@@ -45,11 +45,11 @@ from latchwork.jobs.stored.caches import reuse_string
 
 log = logging.getLogger(__name__)
 
-_Share = tuple[str, str]  # job and worker
+_WorkerJob = tuple[str, str]  # job and worker
 #: Workers that can run a job, with weight and labels.
-_Able = dict[str, tuple[float, Mapping[str, str]]]
+_AbleWorkers = dict[str, tuple[float, Mapping[str, str]]]
 #: A strategy's input for each job, without the previous owners: the pool and the workers.
-_Seen = dict[str, tuple[tuple[str, ...], _Able]]
+_StrategyInput = dict[str, tuple[tuple[str, ...], _AbleWorkers]]
 #: Workers by job and item.
 Placed = Mapping[str, Mapping[str, str]]
 
@@ -60,17 +60,18 @@ class PlacementOutcome:
 
     Attributes:
         owners: Returns the worker of each item of a job; valid until the next rebalance.
-        changes: Shares to write, in no particular order.
+        changes: Changed assignments to write, in no particular order.
         moved: Whether a job was added or removed, or an item changed its worker.
         deferred: Number of moves that a move limit postpones.
-        complete_shares: All shares of the jobs that were placed for the first time, using the pools' strings.
+        first_assignments: Items by job and worker, for jobs that were assigned for the first time. They use the string
+            objects of the work pools.
     """
 
     owners: Callable[[str], Mapping[str, str]]
-    changes: tuple[ShareChange, ...] = ()
+    changes: tuple[AssignmentChange, ...] = ()
     moved: bool = False
     deferred: int = 0
-    complete_shares: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    first_assignments: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
 class StrategyPlanner(Protocol):
@@ -80,12 +81,12 @@ class StrategyPlanner(Protocol):
         """Assign the items of these jobs to workers, and return the changes.
 
         Args:
-            view: The cluster, with the pools of these jobs only; the shares are those after the last rebalance.
+            view: The cluster, with the pools of these jobs only; the assignments are those after the last rebalance.
             placed: Returns the items that earlier strategies have assigned in this rebalance: their workers by job and
                 item.
             placed_changed: Whether the result of ``placed`` has changed since the last rebalance.
         Returns:
-            The shares to write, and how to find the worker of each item.
+            The changed assignments, and a function that returns the worker of each item.
         Raises:
             Exception: The strategy's error; this planner cannot be used anymore.
         """
@@ -113,20 +114,22 @@ class BoardPlanner:
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_changed: bool) -> PlacementOutcome:  # noqa: ARG002 - a board does not look at it
         """Report changed workers and pools to the board, and return the moves of items. See ``StrategyPlanner``."""
-        share_moves = ShareMoves()
-        gone = self._pools.keys() - view.pools.keys()
+        item_moves = ItemMoves()
+        removed_jobs = self._pools.keys() - view.pools.keys()
         self._update_workers(view.workers)
-        fresh = self._update_pools(view, share_moves)
+        new_jobs = self._update_pools(view, item_moves)
         moves = self._board.place(self._max_moves)
         for job in moves.jobs:
-            if job not in fresh:  # new jobs are compared as a whole, because all of their items move
+            if job not in new_jobs:  # new jobs are compared as a whole, because all of their items move
                 for _, item, source, target in moves.of(job):
-                    share_moves.record_move(job, reuse_string(self._pools[job], item), source, target)
-        whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
-        changes = (*share_moves.list_changes(view), *diff_shares(view, whole))
-        return PlacementOutcome(self._board.owners, changes, bool(gone or fresh or share_moves), moves.deferred, whole)
+                    item_moves.record_move(job, reuse_string(self._pools[job], item), source, target)
+        first = {job: self._board.shares(job, view.pools[job]) for job in sorted(new_jobs)}
+        changes = (*item_moves.list_changes(view), *diff_assignments(view, first))
+        moved = bool(removed_jobs or new_jobs or item_moves)
+        return PlacementOutcome(self._board.owners, changes, moved, moves.deferred, first)
 
     def _update_workers(self, workers: Mapping[str, WorkerView]) -> None:
+        """Add, remove and update the board's workers, so that it has exactly the given ones."""
         for name in self._workers.keys() - workers.keys():
             self._board.leave(name)
         for name, worker in workers.items():
@@ -140,35 +143,35 @@ class BoardPlanner:
                 self._board.reweigh(name, worker.weight)
         self._workers = dict(workers)
 
-    def _update_pools(self, view: ClusterView, share_moves: ShareMoves) -> set[str]:
+    def _update_pools(self, view: ClusterView, item_moves: ItemMoves) -> set[str]:
         """Add new and changed work pools to the board, and remove those that no longer exist.
 
         Args:
             view: The cluster.
-            share_moves: Collects the items that leave their workers.
+            item_moves: Collects the items that leave their workers.
         Returns:
             The jobs that are new to the board.
         """
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
-        fresh = view.pools.keys() - self._pools.keys()
-        for job in sorted(fresh):
+        new_jobs = view.pools.keys() - self._pools.keys()
+        for job in sorted(new_jobs):
             able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
             self._board.add_job(job, view.pools[job], find_stored_owners(view, job, able))
         for job, items in view.pools.items():
-            if job not in fresh and items is not self._pools[job]:
-                self._update_items(job, set(self._pools[job]), set(items), share_moves)
+            if job not in new_jobs and items is not self._pools[job]:
+                self._update_items(job, set(self._pools[job]), set(items), item_moves)
         self._pools = dict(view.pools)
-        return set(fresh)
+        return set(new_jobs)
 
-    def _update_items(self, job: str, before: set[str], after: set[str], share_moves: ShareMoves) -> None:
-        gone = before - after
-        for item in gone:
-            share_moves.record_move(job, item, self._board.owner(job, item), None)
-        if gone:
-            self._board.remove_items(job, gone)
-        if after - before:
-            self._board.add_items(job, after - before)
+    def _update_items(self, job: str, before: set[str], after: set[str], item_moves: ItemMoves) -> None:
+        removed, added = before - after, after - before
+        for item in removed:
+            item_moves.record_move(job, item, self._board.owner(job, item), None)
+        if removed:
+            self._board.remove_items(job, removed)
+        if added:
+            self._board.add_items(job, added)
 
 
 class HashingPlanner:
@@ -182,20 +185,21 @@ class HashingPlanner:
         """Report changed workers and items to the hash assignments, and return the moves of items. See
         ``StrategyPlanner``.
         """
-        share_moves, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
+        item_moves, before = ItemMoves(), self._jobs
+        first: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._jobs = {}
         for job, items in view.pools.items():
             able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
             known = before.get(job)
             if known is None or known.owners is None or not able:
                 known = _HashedJob(items, able, self._create_assignment(job, items, able))
-                whole[job] = known.shares()
+                first[job] = known.list_items_by_worker()
             else:
-                _update_assignment(job, known, items, able, share_moves)
+                _update_assignment(job, known, items, able, item_moves)
             self._jobs[job] = known
-        changes = (*share_moves.list_changes(view), *diff_shares(view, whole))
-        moved = bool(share_moves or changes or before.keys() != self._jobs.keys())
-        return PlacementOutcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
+        changes = (*item_moves.list_changes(view), *diff_assignments(view, first))
+        moved = bool(item_moves or changes or before.keys() != self._jobs.keys())
+        return PlacementOutcome(lambda job: self._jobs[job].list_owners(), changes, moved, 0, first)
 
     def _create_assignment(self, job: str, items: tuple[str, ...], able: Mapping[str, float]) -> Assignment | None:
         if not able:
@@ -211,16 +215,18 @@ class _HashedJob:
     able: Mapping[str, float]
     owners: Assignment | None
 
-    def shares(self) -> dict[str, tuple[str, ...]]:
-        shares = {} if self.owners is None else self.owners.by_worker()
-        return {worker: tuple(sorted(items)) for worker, items in shares.items() if items}
+    def list_items_by_worker(self) -> dict[str, tuple[str, ...]]:
+        """Return the sorted items of each worker that has any."""
+        by_worker = {} if self.owners is None else self.owners.by_worker()
+        return {worker: tuple(sorted(items)) for worker, items in by_worker.items() if items}
 
-    def by_item(self) -> dict[str, str]:
+    def list_owners(self) -> dict[str, str]:
+        """Return the worker of each item."""
         return {} if self.owners is None else self.owners.to_dict()
 
 
 def _update_assignment(
-    job: str, hashed: _HashedJob, items: tuple[str, ...], able_workers: Mapping[str, float], share_moves: ShareMoves
+    job: str, hashed: _HashedJob, items: tuple[str, ...], able_workers: Mapping[str, float], item_moves: ItemMoves
 ) -> None:
     """Apply changed workers and items to the hash assignment of one job, and record the moves.
 
@@ -231,7 +237,7 @@ def _update_assignment(
         hashed: The job's assignment, which is updated.
         items: All items of the job.
         able_workers: Weight of each worker that can run the job.
-        share_moves: Collects the moves.
+        item_moves: Collects the moves.
     """
     owners, before = hashed.owners, hashed.able
     assert owners is not None
@@ -252,7 +258,7 @@ def _update_assignment(
         moves[item] = (moves[item][0] if item in moves else source, target)
     for item, (source, target) in moves.items():
         if source != target:
-            share_moves.record_move(job, item, source, target)
+            item_moves.record_move(job, item, source, target)
     hashed.items, hashed.able = items, able_workers
 
 
@@ -265,7 +271,7 @@ class CustomPlanner:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._by_job = get_traits(strategy).by_job
-        self._seen: _Seen = {}
+        self._last_input: _StrategyInput = {}
         self._settled = False  # it had nothing to move last time
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_changed: bool) -> PlacementOutcome:
@@ -273,39 +279,40 @@ class CustomPlanner:
 
         The strategy is not called if its input is unchanged and its last call moved nothing.
         """
-        seen, before = {job: (items, _able_workers(view, job)) for job, items in view.pools.items()}, self._seen
-        asked = [
+        current = {job: (items, _able_workers(view, job)) for job, items in view.pools.items()}
+        before = self._last_input
+        to_assign = [
             job
-            for job, (items, able) in seen.items()
+            for job, (items, able) in current.items()
             if (known := before.get(job)) is None or items is not known[0] or able != known[1]
         ]
-        if not self._by_job and (asked or seen.keys() != before.keys() or placed_changed or not self._settled):
-            asked = list(seen)
-        problem = Problem(tuple(create_job_problem(view, job) for job in asked), placed() if asked else {})
-        plan = self._strategy.assign(problem) if asked else Plan({}, ())
+        if not self._by_job and (to_assign or current.keys() != before.keys() or placed_changed or not self._settled):
+            to_assign = list(current)
+        problem = Problem(tuple(create_job_problem(view, job) for job in to_assign), placed() if to_assign else {})
+        plan = self._strategy.assign(problem) if to_assign else Plan({}, ())
         if not self._by_job:
             check_plan(problem, plan)
-        share_moves, fresh = ShareMoves(), seen.keys() - before.keys()
+        item_moves, new_jobs = ItemMoves(), current.keys() - before.keys()
         for move in plan.moves:
-            if move.job not in fresh:
-                share_moves.record_move(move.job, move.item, move.source, move.target)
-        whole = {job: _group_by_worker(view.pools[job], plan.owners[job]) for job in sorted(fresh)}
-        changes = (*share_moves.list_changes(view), *diff_shares(view, whole))
-        self._seen, self._settled = seen, not plan.moves and not plan.deferred
-        moved = bool(share_moves) or seen.keys() != before.keys()
+            if move.job not in new_jobs:
+                item_moves.record_move(move.job, move.item, move.source, move.target)
+        first = {job: _group_by_worker(view.pools[job], plan.owners[job]) for job in sorted(new_jobs)}
+        changes = (*item_moves.list_changes(view), *diff_assignments(view, first))
+        self._last_input, self._settled = current, not plan.moves and not plan.deferred
+        moved = bool(item_moves) or current.keys() != before.keys()
 
         def owners(job: str) -> Mapping[str, str]:
             return plan.owners[job] if job in plan.owners else find_stored_owners(view, job, view.workers)
 
-        return PlacementOutcome(owners, changes, moved, len(plan.deferred), whole)
+        return PlacementOutcome(owners, changes, moved, len(plan.deferred), first)
 
 
-class ShareMoves:
+class ItemMoves:
     """Collects the items that each worker loses and gets in one rebalance."""
 
     def __init__(self) -> None:
-        self._lost: dict[_Share, set[str]] = {}
-        self._gained: dict[_Share, set[str]] = {}
+        self._lost: dict[_WorkerJob, set[str]] = {}
+        self._gained: dict[_WorkerJob, set[str]] = {}
 
     def record_move(self, job: str, item: str, source: str | None, target: str | None) -> None:
         """Record that an item moves from one worker to another.
@@ -321,22 +328,20 @@ class ShareMoves:
         if target is not None:
             self._gained.setdefault((job, target), set()).add(item)
 
-    def list_changes(self, view: ClusterView) -> Iterable[ShareChange]:
-        """Generate the changes of stored shares (the items of one worker and job) that result from the recorded
-        moves.
-        """
+    def list_changes(self, view: ClusterView) -> Iterable[AssignmentChange]:
+        """Generate the changes of stored assignments that result from the recorded moves."""
         for job, worker in self._lost.keys() | self._gained.keys():
-            before = view.shares.get(job, {}).get(worker, ())
+            before = view.assignments.get(job, {}).get(worker, ())
             kept = set(before).difference(self._lost.get((job, worker), ()))
             after = tuple(sorted(kept.union(self._gained.get((job, worker), ()))))
             if before != after:
-                yield ShareChange(worker, job, before, after)
+                yield AssignmentChange(worker, job, before, after)
 
     def __bool__(self) -> bool:
         return bool(self._lost or self._gained)
 
 
-def _able_workers(view: ClusterView, job: str) -> _Able:
+def _able_workers(view: ClusterView, job: str) -> _AbleWorkers:
     return {name: (worker.weight, worker.labels) for name, worker in view.workers.items() if job in worker.jobs}
 
 
@@ -351,7 +356,7 @@ def _group_by_worker(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[
     for item in items:
         if item in owners:
             found.setdefault(owners[item], []).append(item)
-    return {worker: tuple(sorted(share)) for worker, share in found.items()}
+    return {worker: tuple(sorted(assignment)) for worker, assignment in found.items()}
 
 
 class Planner:
@@ -362,53 +367,58 @@ class Planner:
 
     def __init__(self, strategies: Strategies) -> None:
         self._strategies = strategies
-        self._parts: Mapping[int, StrategyPlanner] = {}  # by the identity of the strategy
+        self._planners: Mapping[int, StrategyPlanner] = {}  # by the identity of the strategy
         self._jobs: frozenset[str] = frozenset()
-        self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+        self._first_assignments: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
 
     def reset(self) -> None:
         """Forget all earlier decisions, because the last one may not have been written."""
-        self._parts = {}
+        self._planners = {}
 
     def rebalance(self, view: ClusterView) -> Rebalance:
-        """Compute the new assignment of items to workers, and the shares to write.
+        """Assign the items of all jobs to workers, and compute which stored assignments must change.
 
         The result equals that of ``rebalance.rebalance``, but only changed jobs, workers and items are examined.
         """
-        self._whole = {}
+        self._first_assignments = {}
         if view.reserved:
             self.reset()
             return rebalance(view, self._strategies)
-        round_ = _RebalanceRound(view, self._parts, jobs_changed=self._jobs != view.pools.keys())
+        round_ = _RebalanceRound(view, self._planners, jobs_changed=self._jobs != view.pools.keys())
         for strategy, jobs in self._strategies.group_by_strategy(view.pools):
             round_.place_jobs(strategy, jobs)
-        self._parts, self._whole, self._jobs = round_.parts, round_.complete_shares, frozenset(view.pools)
-        no_more = [(job, workers) for job, workers in view.shares.items() if job not in view.pools]
-        gone = [ShareChange(worker, job, items, ()) for job, workers in no_more for worker, items in workers.items()]
-        changes = sorted([*round_.changes, *gone], key=lambda change: (change.job, change.worker))
+        self._planners, self._first_assignments = round_.planners, round_.first_assignments
+        self._jobs = frozenset(view.pools)
+        removals = [
+            AssignmentChange(worker, job, items, ())
+            for job, workers in view.assignments.items()
+            if job not in view.pools
+            for worker, items in workers.items()
+        ]
+        changes = sorted([*round_.changes, *removals], key=lambda change: (change.job, change.worker))
         moves = sum(len(set(change.after).difference(change.before)) for change in changes)
         return Rebalance(tuple(changes), moves, round_.failed, count_unplaced(view), round_.deferred)
 
-    def pop_complete_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    def pop_first_assignments(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return the items by job and worker for the jobs that the last rebalance assigned for the first time.
 
         They use the string objects of the work pools. A second call returns nothing.
         """
-        whole, self._whole = self._whole, {}
-        return whole
+        first, self._first_assignments = self._first_assignments, {}
+        return first
 
 
 class _RebalanceRound:
     """One rebalance, strategy by strategy. Each strategy sees the workers that the previous ones have chosen."""
 
-    def __init__(self, view: ClusterView, parts: Mapping[int, StrategyPlanner], *, jobs_changed: bool) -> None:
-        self.parts: dict[int, StrategyPlanner] = {}
-        self.changes: list[ShareChange] = []
-        self.complete_shares: dict[str, Mapping[str, tuple[str, ...]]] = {}
+    def __init__(self, view: ClusterView, planners: Mapping[int, StrategyPlanner], *, jobs_changed: bool) -> None:
+        self.planners: dict[int, StrategyPlanner] = {}
+        self.changes: list[AssignmentChange] = []
+        self.first_assignments: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self.failed: dict[str, Exception] = {}
         self.deferred = 0
         self._view = view
-        self._before = parts
+        self._previous_planners = planners
         self._moved = jobs_changed
         self._owners: dict[str, Callable[[str], Mapping[str, str]]] = {}
 
@@ -419,29 +429,29 @@ class _RebalanceRound:
             strategy: The strategy.
             jobs: IDs of its jobs.
         """
-        view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
+        view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.assignments)
         try:
             outcome = call_user(self._call_strategy, strategy, view)
         except Exception as error:
             self.failed.update(dict.fromkeys(jobs, error))
             outcome = PlacementOutcome(lambda job: find_stored_owners(view, job, view.workers), moved=True)
         self.changes += outcome.changes
-        self.complete_shares.update(outcome.complete_shares)
+        self.first_assignments.update(outcome.first_assignments)
         self.deferred += outcome.deferred
         self._moved |= outcome.moved
         self._owners.update(dict.fromkeys(jobs, outcome.owners))
 
     def _call_strategy(self, strategy: Strategy, view: ClusterView) -> PlacementOutcome:
         placed = self._list_owners_so_far if get_traits(strategy).looks_at_placed else dict[str, Mapping[str, str]]
-        part = self._before.get(id(strategy)) or create_strategy_planner(strategy)
+        planner = self._previous_planners.get(id(strategy)) or create_strategy_planner(strategy)
         try:
-            outcome = part.rebalance(view, placed, placed_changed=self._moved)
+            outcome = planner.rebalance(view, placed, placed_changed=self._moved)
         except Exception:  # the strategy handles or reports what Rust refuses
-            if isinstance(part, CustomPlanner):
+            if isinstance(planner, CustomPlanner):
                 raise
             log.debug("cached placement failed, calling the strategy", exc_info=True)
             return CustomPlanner(strategy).rebalance(view, placed, placed_changed=True)
-        self.parts[id(strategy)] = part
+        self.planners[id(strategy)] = planner
         return outcome
 
     def _list_owners_so_far(self) -> Placed:

@@ -1,4 +1,4 @@
-"""Computation of the changes that the manager writes, from running workers, work pools and stored shares. Pure."""
+"""Computation of the changes that the manager writes, from running workers, work pools and stored assignments. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latchwork.assignment import JobProblem, Plan, Problem, Strategy, check_plan
 from latchwork.jobs.manager.strategies import Strategies
 
 #: Items by job and worker.
-Shares = Mapping[str, Mapping[str, tuple[str, ...]]]
+Assignments = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class ReservedShare:
-    """The share of a restarting worker.
+class ReservedItems:
+    """The items that are reserved for a restarting worker.
 
     Attributes:
         worker: The worker as it was, while it is away; None once it is ready again.
-        shares: Reserved items by job.
+        by_job: Reserved items by job.
     """
 
     worker: WorkerView | None
-    shares: Mapping[str, tuple[str, ...]]
+    by_job: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,24 @@ class ClusterView:
     Attributes:
         workers: Ready workers by ID.
         pools: All items of each job.
-        shares: The stored assignment, including shares of dead workers; no empty shares.
-        reserved: Shares of restarting workers.
+        assignments: The stored items by job and worker, including those of dead workers; no empty ones.
+        reserved: Items of restarting workers, by worker.
     """
 
     workers: Mapping[str, WorkerView]
     pools: Mapping[str, tuple[str, ...]]
-    shares: Shares
-    reserved: Mapping[str, ReservedShare] = field(default_factory=dict)
+    assignments: Assignments
+    reserved: Mapping[str, ReservedItems] = field(default_factory=dict)
 
     @property
     def absent_workers(self) -> dict[str, WorkerView]:
         """The restarting workers that have not returned yet, by name."""
-        return {name: each.worker for name, each in self.reserved.items() if each.worker is not None}
+        return {name: items.worker for name, items in self.reserved.items() if items.worker is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class ShareChange:
-    """One worker's share of one job, before and after: sorted items, empty if nothing is stored."""
+class AssignmentChange:
+    """The items that one worker has of one job, before and after: sorted, empty if nothing is stored."""
 
     worker: str
     job: str
@@ -72,14 +72,14 @@ class Rebalance:
     """The outcome of a rebalance.
 
     Attributes:
-        changes: Shares to write, sorted by job, then worker.
+        changes: Changed assignments to write, sorted by job, then worker.
         moves: Number of items that get another worker, including items that had none.
-        failed: Jobs whose strategy raised or returned an invalid plan, with the error. Their shares are unchanged.
+        failed: Jobs whose strategy raised or returned an invalid plan, with the error. Their assignments are unchanged.
         unplaced: Number of items by job that no ready worker can run.
         deferred: Number of moves that a budget postpones to the next rebalance.
     """
 
-    changes: tuple[ShareChange, ...] = ()
+    changes: tuple[AssignmentChange, ...] = ()
     moves: int = 0
     failed: Mapping[str, Exception] = field(default_factory=dict)
     unplaced: Mapping[str, int] = field(default_factory=dict)
@@ -87,10 +87,10 @@ class Rebalance:
 
 
 def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
-    """Compute the new assignment of items to workers, and the shares to write.
+    """Assign the items of all jobs to workers, and compute which stored assignments must change.
 
-    Every item that a ready worker can run gets exactly one worker. Shares of dead workers, of jobs without a pool, and
-    of items outside their pool are removed. Unchanged shares are not written.
+    Every item that a ready worker can run gets exactly one worker. Assignments of dead workers, of jobs without a pool,
+    and of items outside their pool are removed. Unchanged assignments are not written.
     """
     desired: dict[str, dict[str, list[str]]] = {}
     placed: dict[str, Mapping[str, str]] = {}
@@ -98,15 +98,15 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     deferred = 0
     for strategy, jobs in strategies.group_by_strategy(view.pools):
         try:
-            plan, shares = call_user(_place_jobs, view, strategy, jobs, placed)
-            desired.update(shares)
+            plan, assignments = call_user(_place_jobs, view, strategy, jobs, placed)
+            desired.update(assignments)
             deferred += len(plan.deferred)
             placed.update(plan.owners)
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
             placed.update({job: find_stored_owners(view, job, view.workers) for job in jobs})  # unchanged
-    whole = {job: desired.get(job, {}) for job in {*view.shares, *desired} if job not in failed}
-    changes = sorted(diff_shares(view, whole), key=lambda change: (change.job, change.worker))
+    whole = {job: desired.get(job, {}) for job in {*view.assignments, *desired} if job not in failed}
+    changes = sorted(diff_assignments(view, whole), key=lambda change: (change.job, change.worker))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
     return Rebalance(tuple(changes), moves, failed, count_unplaced(view), deferred)
 
@@ -122,7 +122,7 @@ def create_job_problem(view: ClusterView, job: str) -> JobProblem:
     previous = find_stored_owners(view, job, able)
     for name, reserved in view.reserved.items():
         if name in able:
-            previous.update(dict.fromkeys(reserved.shares.get(job, ()), name))
+            previous.update(dict.fromkeys(reserved.by_job.get(job, ()), name))
     return JobProblem(job, view.pools[job], able, previous, {name: workers[name].labels for name in able})
 
 
@@ -146,20 +146,20 @@ def _place_jobs(
     problem = Problem(tuple(create_job_problem(view, job) for job in jobs), placed)
     plan = strategy.assign(problem)
     check_plan(problem, plan)
-    shares = {job: plan.by_worker(job) for job in jobs}
-    away = view.absent_workers.keys() - view.workers.keys()
-    guests = {job: [item for name in sorted(away) for item in shares[job].pop(name, ())] for job in jobs}
-    if not any(guests.values()):
-        return plan, shares
-    second = Problem(
-        tuple(_create_substitute_problem(view, job, items) for job, items in guests.items() if items), placed
+    assignments = {job: plan.by_worker(job) for job in jobs}
+    absent = view.absent_workers.keys() - view.workers.keys()
+    displaced = {job: [item for name in sorted(absent) for item in assignments[job].pop(name, ())] for job in jobs}
+    if not any(displaced.values()):
+        return plan, assignments
+    substitute_problem = Problem(
+        tuple(_create_substitute_problem(view, job, items) for job, items in displaced.items() if items), placed
     )
-    for_now = strategy.assign(second)
-    check_plan(second, for_now)
-    for part in second.jobs:
-        for name, items in for_now.by_worker(part.job).items():
-            shares[part.job][name] = sorted([*shares[part.job].get(name, ()), *items])
-    return plan, shares
+    substitute_plan = strategy.assign(substitute_problem)
+    check_plan(substitute_problem, substitute_plan)
+    for part in substitute_problem.jobs:
+        for name, items in substitute_plan.by_worker(part.job).items():
+            assignments[part.job][name] = sorted([*assignments[part.job].get(name, ()), *items])
+    return plan, assignments
 
 
 def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
@@ -177,7 +177,7 @@ def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]
 
 
 def find_stored_owners(view: ClusterView, job: str, able_workers: Collection[str]) -> dict[str, str]:
-    """Return the worker of each item of a job according to the stored shares.
+    """Return the worker of each item of a job according to the stored assignments.
 
     If two workers have an item, a worker that can run the job counts, otherwise the first one by name.
 
@@ -186,33 +186,38 @@ def find_stored_owners(view: ClusterView, job: str, able_workers: Collection[str
         job: ID of the job.
         able_workers: Workers that can run the job.
     """
-    shares = view.shares.get(job, {})
+    assignments = view.assignments.get(job, {})
     found: dict[str, str] = {}
-    for worker in sorted(shares, key=lambda name: (name not in able_workers, name), reverse=True):  # the last one wins
-        found.update(dict.fromkeys(shares[worker], worker))
+    for worker in sorted(
+        assignments, key=lambda name: (name not in able_workers, name), reverse=True
+    ):  # the last one wins
+        found.update(dict.fromkeys(assignments[worker], worker))
     return found
 
 
-def diff_shares(view: ClusterView, target: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
-    """Generate the changes that turn the stored shares of some jobs into the target shares, in no particular order.
+def diff_assignments(
+    view: ClusterView, target: Mapping[str, Mapping[str, Sequence[str]]]
+) -> Iterable[AssignmentChange]:
+    """Generate the changes that turn the stored assignments of some jobs into the target assignments, in any order.
 
     Args:
-        view: The cluster with the stored shares.
+        view: The cluster with the stored assignments.
         target: Items by job and worker, for the jobs to compare.
     """
-    for job, shares in target.items():
-        stored = view.shares.get(job, {})
-        for worker in {*stored, *shares}:
-            before, after = stored.get(worker, ()), tuple(shares.get(worker, ()))
+    for job, assignments in target.items():
+        stored = view.assignments.get(job, {})
+        for worker in {*stored, *assignments}:
+            before, after = stored.get(worker, ()), tuple(assignments.get(worker, ()))
             if before != after:
-                yield ShareChange(worker, job, before, after)
+                yield AssignmentChange(worker, job, before, after)
 
 
-def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
-    """Order changes so that no item is ever stored for two workers: first the shares that shrink, then those that grow.
+def order_changes(changes: Sequence[AssignmentChange]) -> list[AssignmentChange]:
+    """Order changes so that no item is ever stored for two workers: first the assignments that lose items, then those
+    that get some.
 
-    A share that loses some items and gets others is written twice, first without the lost items. Both halves are sorted
-    by worker, so that each worker has to read few transactions.
+    An assignment that loses some items and gets others is written twice, first without the lost items. Both halves are
+    sorted by worker, so that each worker has to read few transactions.
     """
     shrinks, grows = [], []
     for change in changes:
@@ -223,8 +228,8 @@ def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
             grows.append(change)
         else:
             kept = tuple(item for item in change.before if item in after)
-            shrinks.append(ShareChange(change.worker, change.job, change.before, kept))
-            grows.append(ShareChange(change.worker, change.job, kept, change.after))
+            shrinks.append(AssignmentChange(change.worker, change.job, change.before, kept))
+            grows.append(AssignmentChange(change.worker, change.job, kept, change.after))
     for part in (shrinks, grows):
         part.sort(key=lambda change: (change.worker, change.job))
     return shrinks + grows

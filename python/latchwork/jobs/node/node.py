@@ -22,7 +22,7 @@ from latchwork.jobs.node.run_reporter import ReporterSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
 from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, get_option_values
 from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, create_node_options
-from latchwork.jobs.stored.caches import describe_damaged_share
+from latchwork.jobs.stored.caches import describe_damaged_assignment
 from latchwork.jobs.stored.keys import check_id, cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
@@ -37,7 +37,7 @@ _MAX_UNMET = 50
 
 @document_options(NodeOptions)
 class JobManager:
-    """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
+    """A node of a cluster: runs its jobs on the items assigned to it, and manages the cluster when elected.
 
     Nodes of one cluster use the same store, root and namespace. They may have different jobs; a node gets items only of
     its own jobs. Construction does no I/O. Thread-safe.
@@ -173,8 +173,8 @@ class JobManager:
             for job_id, seconds in sorted(worker.find_future_progress().items())
         ]
         degraded += [
-            describe_damaged_share(self.node_id, job_id, damage)
-            for job_id, damage in sorted(worker.list_damaged_shares().items())
+            describe_damaged_assignment(self.node_id, job_id, damage)
+            for job_id, damage in sorted(worker.list_damaged_assignments().items())
         ]
         if self._wall.jumped_s:
             degraded.append(f"the wall clock has jumped by {self._wall.jumped_s:.0f} s; schedules do not follow it yet")
@@ -183,7 +183,8 @@ class JobManager:
         return Health(not reasons, reasons, session.state, *limits, tuple(degraded))
 
     def start(self) -> Self:
-        """Join the cluster, and start to run the node's share of its jobs. Returns once the node is registered.
+        """Join the cluster, and start to run the items that are assigned to the node. Returns once the node is
+        registered.
 
         Raises:
             NodeIdInUse: Another running node has this ID. This node has waited for it as long as either session can

@@ -4,8 +4,8 @@ Benchmarks import it because they read and write the same keys. It contains form
 """
 
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.caches import ShareCache
+from latchwork.jobs.stored.caches import AssignmentCache
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
 
-__all__ = ["MemberOptions", "NodeRecord", "ShareCache", "cluster_store", "keys"]
+__all__ = ["AssignmentCache", "MemberOptions", "NodeRecord", "cluster_store", "keys"]

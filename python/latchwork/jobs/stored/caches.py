@@ -1,4 +1,4 @@
-"""Caches of sets that a mirror keeps up to date: the work pools for the leader, and the shares of one worker."""
+"""Caches of sets that a mirror keeps up to date: the work pools for the leader, and the assignments of one worker."""
 
 from __future__ import annotations
 
@@ -112,21 +112,22 @@ def reuse_string(items: tuple[str, ...], item: str) -> str:
 _NOTHING = _CachedPool(None, (), {})
 
 
-def describe_damaged_share(node_id: str, job_id: str, damage: str) -> str:
-    """Return a sentence for people about a share that is stored damaged.
+def describe_damaged_assignment(node_id: str, job_id: str, damage: str) -> str:
+    """Return a sentence for people about damaged stored items of a node.
 
     Args:
-        node_id: ID of the node that has the share.
+        node_id: ID of the node to which the items are assigned.
         job_id: ID of the job.
-        damage: Why the share is not readable in full.
+        damage: Why the items are not readable in full.
     """
     return (
-        f"the share of node {node_id} in job {job_id} is stored damaged ({damage}), and its items do not run there; "
-        "the manager writes it again within seconds; if that does not help, find out which program overwrites it"
+        f"the assignment of node {node_id} in job {job_id} is damaged in the store ({damage}), and its items do not "
+        "run there; the manager writes it again within seconds; if that does not help, find out which program "
+        "overwrites it"
     )
 
 
-class ShareCache:
+class AssignmentCache:
     """Caches the items that one worker should run, by job. Used by one thread at a time; the creator closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
@@ -139,14 +140,14 @@ class ShareCache:
         """
         self._store = store
         self._node_id = node_id
-        self._prefix = f"{keys.share_key(node_id)}/"
+        self._prefix = f"{keys.assignment_key(node_id)}/"
         self._on_change = on_change
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
         self._damage: dict[str, str] = {}
         self._mutex = mutex()
         self._changed: set[str] = set()
-        self._mirror: Mirror = store.mirror(keys.share_key(node_id), wait=False)
-        self._mirror.on_change(self._on_shares_changed)
+        self._mirror: Mirror = store.mirror(keys.assignment_key(node_id), wait=False)
+        self._mirror.on_change(self._on_items_changed)
 
     def wait_ready(self) -> None:
         """Wait until the worker's items have been read for the first time.
@@ -158,38 +159,38 @@ class ShareCache:
         with self._mutex:
             self._changed |= self._find_jobs(self._mirror)
 
-    def read_shares(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
+    def read_items(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Return the sorted items of each of these jobs that this worker should run. Jobs without items are left out.
 
-        The tuple of an unchanged share stays the same object.
+        The tuple of an unchanged job stays the same object.
 
         Args:
             jobs: IDs of the jobs.
         Raises:
-            LatchworkError: A changed share could not be read.
+            LatchworkError: Changed items could not be read.
         """
         with self._mutex:
             changed = self._changed.intersection(jobs)
             self._changed -= changed
         try:
             for job in sorted(changed):
-                self._update_share(job)
+                self._update_items(job)
                 changed.discard(job)
-        finally:  # unread shares are read next time
+        finally:  # changed items that were not read are read next time
             with self._mutex:
                 self._changed |= changed
         return {job: self._decoded[job][1] for job in jobs if job in self._decoded}
 
     def list_damaged(self) -> dict[str, str]:
-        """Return why shares are not readable in full, by job. May be called in any thread."""
+        """Return why stored items are not readable in full, by job. Thread-safe."""
         with self._mutex:
             return dict(self._damage)
 
     def close(self) -> None:
-        """Stop watching the shares. Idempotent."""
+        """Stop watching the assigned items. Idempotent."""
         self._mirror.close()
 
-    def _on_shares_changed(self, batch: Iterable[Change]) -> None:
+    def _on_items_changed(self, batch: Iterable[Change]) -> None:
         changed = self._find_jobs(change.key for change in batch)
         with self._mutex:
             self._changed |= changed
@@ -198,8 +199,8 @@ class ShareCache:
     def _find_jobs(self, found: Iterable[str]) -> set[str]:
         return {key[len(self._prefix) :].partition("/")[0] for key in found}
 
-    def _update_share(self, job: str) -> None:
-        key = keys.share_key(self._node_id, job)
+    def _update_items(self, job: str) -> None:
+        key = keys.assignment_key(self._node_id, job)
         manifest = self._mirror.get(key)
         if manifest is None:
             self._decoded.pop(job, None)

@@ -559,8 +559,8 @@ def store_set(
                 [*checks, before.unchanged_check(key)], [Put(key, update.after.encode_manifest()), *extra]
             )
         except Conflict as error:
-            ours = {before.unchanged_check(key)}
-            if attempt + 1 == _WRITE_ATTEMPTS or not ours.issuperset(error.failed):
+            only_manifest_changed = {before.unchanged_check(key)}.issuperset(error.failed)
+            if attempt + 1 == _WRITE_ATTEMPTS or not only_manifest_changed:
                 raise
             commit_all(store, checks, [Delete(f"{key}/{name}") for name in update.added])
             continue
@@ -587,13 +587,13 @@ def find_orphaned_chunks(
         named = set(decode_chunk_names(manifest.value)) if manifest is not None else set()
     except BadManifest:
         named = set()
-    lost = []
-    for full in stored_keys:
-        name = full.removeprefix(f"{key}/")
+    orphans = []
+    for stored_key in stored_keys:
+        name = stored_key.removeprefix(f"{key}/")
         writer = name.rpartition("-")[0]  # see ChunkNamer
-        if name != full and name not in named and writer not in running_writers:
-            lost.append(full)
-    return lost
+        if name != stored_key and name not in named and writer not in running_writers:
+            orphans.append(stored_key)
+    return orphans
 
 
 def _read_chunks(store: Store, key: str, names: Sequence[str]) -> dict[str, bytes]:

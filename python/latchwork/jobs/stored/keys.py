@@ -3,7 +3,7 @@
 Keys:   alive/<worker>                              a running node; session-bound
         leader/<ticket>                             election of the manager; session-bound
         workers/<worker>/available/<job>            a job that the worker can run
-        workers/<worker>/assigned/<job>[/<chunk>]   the worker's share of the work items
+        workers/<worker>/assigned/<job>[/<chunk>]   the worker's assignment: the items of the job that it should run
         work-pool/<job>[/<chunk>]                   all work items of a job
         runs/<worker>                               active runs of the worker; session-bound; see runs.py
         outcomes/<worker>                           results of its runs; see runs.py
@@ -13,7 +13,7 @@ Keys:   alive/<worker>                              a running node; session-boun
         settings/cluster, settings/jobs/<job>       settings that may change at any time; see jobs/settings.py
         audit/<number>                              log of locks released by operators; see requests.py
         nodes/<node>[/reserved/<job>[/<chunk>]]     nodes that are drained or restarting; see nodes.py
-        nodes/<node>/damaged/<job>                  the node cannot read its share; session-bound; see nodes.py
+        nodes/<node>/damaged/<job>                  the node cannot read its assignment; session-bound; see nodes.py
         versions/{work-pool,worker,assignment}      guards, rewritten with each change of their subtree
 """
 
@@ -124,7 +124,7 @@ def available_job_key(worker: str, job: str = "") -> str:
     return f"{WORKERS}/{worker}/available/{job}".rstrip("/")
 
 
-def share_key(worker: str, job: str = "") -> str:
+def assignment_key(worker: str, job: str = "") -> str:
     """Return the key that stores the items of a job that a worker should run. Without a job, return the prefix of these
     keys.
     """

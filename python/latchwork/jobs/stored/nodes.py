@@ -2,8 +2,8 @@
 
 Keys:   alive/<worker>                          JSON, session-bound; a running worker
         nodes/<node>                            JSON; absent for a node in normal operation
-        nodes/<node>/reserved/<job>[/<chunk>]   the share that is reserved for a restarting node
-        nodes/<node>/damaged/<job>              empty, session-bound; asks the leader to write the node's share again
+        nodes/<node>/reserved/<job>[/<chunk>]   the items that are reserved for a restarting node
+        nodes/<node>/damaged/<job>              empty, session-bound; asks the leader to write the assignment again
 
 No I/O.
 """
@@ -136,8 +136,8 @@ class MaintenanceRecord(Record, frozen=True):
         incarnation: Incarnation of the restarting node that ends.
         start: ID of the start that ends. The node is not back when the same start registers again. Empty if unknown;
             then any other incarnation counts as back.
-        timeout_s: Seconds for which the share of a restarting node is reserved.
-        weight: Weight of a restarting node once its share is reserved; None before.
+        timeout_s: Seconds for which the items of a restarting node are reserved.
+        weight: Weight of a restarting node once its items are reserved; None before.
         jobs: Jobs that it could run; set together with ``weight``, like ``labels``.
         by: Person who set the state.
         at: Time, for display.
@@ -159,7 +159,7 @@ class MaintenanceRecord(Record, frozen=True):
         """Whether the work items of a restarting node are stored, so that the node gets them back."""
         return self.weight is not None
 
-    def with_reserved_share(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> MaintenanceRecord:
+    def with_reserved_items(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> MaintenanceRecord:
         """Return a copy of the record of a restarting node, stating that the node's work items are now reserved for it.
 
         Args:
@@ -215,7 +215,7 @@ def maintenance_key(node: str) -> str:
     return f"{NODES}/{node}"
 
 
-def reserved_share_key(node: str, job: str = "") -> str:
+def reserved_items_key(node: str, job: str = "") -> str:
     """Return the key that stores the items of a job that are reserved for a restarting node. Without a job, return the
     prefix of these keys.
     """
@@ -223,12 +223,12 @@ def reserved_share_key(node: str, job: str = "") -> str:
 
 
 def damage_report_key(node: str, job: str) -> str:
-    """Return the key by which a node reports that its share of a job is damaged. The leader deletes it."""
+    """Return the key by which a node reports that its assignment of a job is damaged. The leader deletes it."""
     return f"{NODES}/{node}/damaged/{job}"
 
 
 def list_damage_reports(stored_keys: Iterable[str]) -> list[str]:
-    """Return the keys of the reports that shares are damaged.
+    """Return the keys of the reports that assignments are damaged.
 
     Args:
         stored_keys: All keys at and below ``nodes``.
@@ -257,5 +257,7 @@ def decode_maintenance_records(entries: Iterable[Entry]) -> dict[str, Maintenanc
         entries: Entries at and below ``nodes``.
     """
     values = {entry.key[len(NODES) + 1 :]: entry.value for entry in entries}
-    marks = {node: decode_maintenance_record(node, value) for node, value in values.items() if node and "/" not in node}
-    return {node: record for node, record in marks.items() if record is not None}
+    records = {
+        node: decode_maintenance_record(node, value) for node, value in values.items() if node and "/" not in node
+    }
+    return {node: record for node, record in records.items() if record is not None}

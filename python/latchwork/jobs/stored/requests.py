@@ -5,7 +5,7 @@ Keys:   requests/<id>                              JSON; a request for a manual 
         manual/<id>/progress/<job>/<record>[/items] items that have started and ended; see cron_progress
         manual/<id>/ended/<uuid>                   JSON; the result of one run
 
-Only the ``trim`` functions and ``read_audit`` do I/O.
+Only the functions whose names begin with ``read`` or ``delete`` do I/O.
 """
 
 from __future__ import annotations
@@ -154,15 +154,15 @@ def delete_expired_requests(store: Store, now_s: float, checks: list[Check]) -> 
     listed = {entry.key: decode_request(entry.key, entry.value) for entry in store.list(REQUESTS)}
     old = [key for key, found in listed.items() if found is None or found.is_outdated(now_s)]
     kept = {key.rpartition("/")[2] for key in listed.keys() - set(old)}
-    lost = [name for name in store.children(MANUAL) if name not in kept]
+    orphans = [request_id for request_id in store.children(MANUAL) if request_id not in kept]
     commit_all(store, checks, [Delete(key) for key in old])
-    for name in lost:
-        entries = store.list(f"{MANUAL}/{name}", recursive=True)
-        is_lost = Absent(f"{REQUESTS}/{name}")  # it may have been created since the requests were listed
+    for request_id in orphans:
+        entries = store.list(f"{MANUAL}/{request_id}", recursive=True)
+        no_request = Absent(f"{REQUESTS}/{request_id}")  # it may have been created since the requests were listed
         try:
-            commit_all(store, [*checks, is_lost], [Delete(entry.key) for entry in entries])
+            commit_all(store, [*checks, no_request], [Delete(entry.key) for entry in entries])
         except Conflict as error:
-            if list(error.failed) != [is_lost]:
+            if list(error.failed) != [no_request]:
                 raise
     return len(old)
 

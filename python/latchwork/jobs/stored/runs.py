@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec import field as stored
+from msgspec import field as stored_field
 from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder, Positive, Timestamp, encode
@@ -70,18 +70,18 @@ def encode_active_runs(runs: Iterable[LiveRun]) -> bytes:
     """Encode the active runs of a node as JSON. If there are too many jobs, those with the newest runs are left out."""
     by_job: dict[str, StoredActivity] = {}
     for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
-        about = by_job.setdefault(run.job, StoredActivity(0, 0, run.since_s))
-        about.runs += 1
-        about.items += len(run.items)
-        for item in run.items[: MAX_NAMED_ITEMS - len(about.named)]:
-            about.named.setdefault(item, run.since_s)
+        activity = by_job.setdefault(run.job, StoredActivity(0, 0, run.since_s))
+        activity.runs += 1
+        activity.items += len(run.items)
+        for item in run.items[: MAX_NAMED_ITEMS - len(activity.named)]:
+            activity.named.setdefault(item, run.since_s)
     kept: dict[str, StoredActivity] = {}
     left = _MAX_BYTES
-    for job, about in by_job.items():
-        for each in (about, replace(about, named={})):
-            size = len(job) + len(encode(each)) + 8
+    for job, activity in by_job.items():
+        for candidate in (activity, replace(activity, named={})):
+            size = len(job) + len(encode(candidate)) + 8
             if size <= left:
-                kept[job], left = each, left - size
+                kept[job], left = candidate, left - size
                 break
     return encode(StoredActivities(kept))
 
@@ -91,7 +91,7 @@ class StoredActivity(Struct):
 
     runs: Positive
     items: Positive
-    since_s: Timestamp = stored(name="since")
+    since_s: Timestamp = stored_field(name="since")
     named: dict[str, Timestamp] = {}
 
 
@@ -114,7 +114,10 @@ def decode_active_runs(node: str, value: bytes) -> list[ActiveRuns]:
     found = _ACTIVITIES.find(value)
     if found is None:
         return []
-    return [ActiveRuns(node, job, one.runs, one.items, one.since_s, one.named) for job, one in found.jobs.items()]
+    return [
+        ActiveRuns(node, job, activity.runs, activity.items, activity.since_s, activity.named)
+        for job, activity in found.jobs.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,22 +178,22 @@ def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
     kept.
     """
 
-    def order(each: JobOutcome) -> tuple[bool, float, str]:
-        return not each.is_failing, -(each.last_start_s or 0.0), each.job
+    def priority(outcome: JobOutcome) -> tuple[bool, float, str]:
+        return not outcome.is_failing, -(outcome.last_start_s or 0.0), outcome.job
 
     texts: dict[str, int] = {}
     jobs: dict[str, StoredOutcome] = {}
     left = _MAX_BYTES - 32
-    for outcome in sorted(outcomes, key=order):
+    for outcome in sorted(outcomes, key=priority):
         for named in (outcome.failing, ()) if left > _MAX_BYTES / 2 else ((),):
             known = dict(texts)
-            one = StoredOutcome.from_outcome(outcome, named, known)
-            if one == StoredOutcome():
+            record = StoredOutcome.from_outcome(outcome, named, known)
+            if record == StoredOutcome():
                 break
             new = list(known)[len(texts) :]
-            size = len(encode([outcome.job, one, *new])) + 8
+            size = len(encode([outcome.job, record, *new])) + 8
             if size <= left:
-                jobs[outcome.job], texts, left = one, known, left - size
+                jobs[outcome.job], texts, left = record, known, left - size
                 break
     return encode(StoredOutcomes(jobs, list(texts)))
 
@@ -259,7 +262,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
             None if last is None else StoredError.from_error(last, texts),
             outcome.failing_items,
             outcome.consecutive_failures,
-            tuple(StoredError.from_error(each, texts) for each in failing),
+            tuple(StoredError.from_error(error, texts) for error in failing),
             _round_time(outcome.next_start_s),
         )
 
@@ -271,7 +274,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
             job: ID of the job.
             texts: All stored error texts.
         """
-        failing = (each.to_error(node, texts) for each in self.failing[:MAX_NAMED_ERRORS])
+        failing = (error.to_error(node, texts) for error in self.failing[:MAX_NAMED_ERRORS])
         return JobOutcome(
             node=node,
             job=job,
@@ -280,7 +283,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
             last_error=None if self.error is None else self.error.to_error(node, texts),
             failing_items=self.items,
             consecutive_failures=self.row,
-            failing=tuple(each for each in failing if each is not None),
+            failing=tuple(error for error in failing if error is not None),
             next_start_s=self.next,
         )
 
@@ -303,11 +306,13 @@ def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
         value: Stored value.
     """
     found = _OUTCOMES.find(value)
-    return [] if found is None else [one.to_outcome(node, job, found.errors) for job, one in sorted(found.jobs.items())]
+    if found is None:
+        return []
+    return [outcome.to_outcome(node, job, found.errors) for job, outcome in sorted(found.jobs.items())]
 
 
-def _round_time(moment_s: float | None) -> float | None:
-    return None if moment_s is None else round(moment_s, 1)
+def _round_time(time_s: float | None) -> float | None:
+    return None if time_s is None else round(time_s, 1)
 
 
 def delete_old_outcomes(store: Store, running_nodes: Collection[str], oldest_s: float, checks: list[Check]) -> int:
@@ -339,8 +344,12 @@ def delete_old_outcomes(store: Store, running_nodes: Collection[str], oldest_s: 
 
 def _latest_time_s(entry: Entry) -> float:
     """Return the latest time in a node's stored run results, in seconds since the epoch; 0 if they contain none."""
-    moments = (
-        (each.last_start_s or 0.0, each.last_success_s or 0.0, each.last_error.at_s if each.last_error else 0.0)
-        for each in decode_outcomes("", entry.value)
+    latest = (
+        max(
+            outcome.last_start_s or 0.0,
+            outcome.last_success_s or 0.0,
+            outcome.last_error.at_s if outcome.last_error else 0.0,
+        )
+        for outcome in decode_outcomes("", entry.value)
     )
-    return max((max(each) for each in moments), default=0.0)
+    return max(latest, default=0.0)

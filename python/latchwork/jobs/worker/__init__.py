@@ -1,4 +1,4 @@
-"""The worker part of a node: it follows its shares, locks their items, and runs jobs on them.
+"""The worker part of a node: it follows which items are assigned to it, locks them, and runs jobs on them.
 
 Benchmarks import it to take locks as a node does.
 """

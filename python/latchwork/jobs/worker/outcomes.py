@@ -94,14 +94,14 @@ class OutcomeTracker:
         self._failing[item] = found
         self._now = replace(self._now, last_error=found)
 
-    def forget_moved_items(self, share: Collection[str]) -> None:
+    def forget_moved_items(self, assigned: Collection[str]) -> None:
         """Forget the failures of items that this node no longer runs.
 
         Args:
-            share: Items that this node should run.
+            assigned: Items that this node should run.
         """
         with self._mutex:
-            gone = [item for item in self._failing if item not in share]
+            gone = [item for item in self._failing if item not in assigned]
             for item in gone:
                 del self._failing[item]
             turned = bool(gone) and not self._failing

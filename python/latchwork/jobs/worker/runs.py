@@ -94,7 +94,7 @@ def reconcile(
         desired: Items that this node should run; empty when it is closing.
         held: Items whose locks this node certainly holds.
         running: Active runs, including runs that were asked to stop.
-        threads: How the share is split into runs.
+        threads: How the node's items are split into runs.
     Returns:
         The steps to take.
     """
@@ -123,7 +123,7 @@ class RunSetup:
         job: The job.
         options: Returns the job's effective options.
         outcomes: Records how each run ends.
-        new_context: Creates the context of a run from its share, and, on a cron schedule, its fire time.
+        new_context: Creates the context of a run from its items, and, on a cron schedule, its fire time.
         may_run: Returns whether the locks last long enough to start. Checked right before each run, because a process
             that was frozen wakes with expired locks and a due run.
         on_end: Called in the run's thread when it has ended. It must not block.
@@ -131,8 +131,8 @@ class RunSetup:
         wall_s: Returns seconds since the epoch.
         time_to_stop_s: Returns the seconds until the run must be asked to stop so that it ends before its locks expire;
             0 or less means now.
-        fire_times: Creates the fire times of a share for cron schedules; None does not store them.
-        manual_runs: Creates the pending manual runs of a share; None if there are none.
+        fire_times: Creates the stored fire times of items for cron schedules; None does not store them.
+        manual_runs: Creates the pending manual runs of items; None if there are none.
         observers: Observers of the runs.
         loop: Event loop for ``async def`` functions, shared by all jobs of the node.
     """
@@ -153,11 +153,11 @@ class RunSetup:
 
 
 class JobRun:
-    """A thread that runs a share of a job repeatedly on schedule until it is asked to stop. Thread-safe.
+    """A thread that runs some items of a job repeatedly on schedule until it is asked to stop. Thread-safe.
 
     Attributes:
         number: Unique number on this node.
-        items: Sorted items of its share.
+        items: Its items, sorted.
         resume_due: When its items are due: the awaited time, or the past if it was interrupted; None if unknown.
         next_start_s: Next start in seconds since the epoch; None while running and after the end.
     """
@@ -374,7 +374,7 @@ class JobRun:
         """
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
-            jitter = Jitter.for_share(options.jitter_s, f"{self.job_id}/{self.items[0]}")
+            jitter = Jitter.from_name(options.jitter_s, f"{self.job_id}/{self.items[0]}")
             changed_s = options.schedule_since_s
             step = times.find_next_step(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
             left = step.wait_s
@@ -421,14 +421,14 @@ class JobRun:
         setup.outcomes.record_start(setup.wall_s())
         error: str | None = None
         try:
-            info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
+            info = RunInfo(context.node_id, setup.job.id, context.items, lag_s, context.fire_time_s)
             with setup.observers.surround("run", info):
                 self._call(context)
         except BaseException as raised:  # also SystemExit: a run must not end the node or its own schedule
             error = summarize_error(raised)
             log.debug("job %s runs again at its next time", setup.job.id)  # the event log reports the failure
         finally:
-            ended = EndedRun(context.work_share, setup.wall_s(), error, context.should_stop)
+            ended = EndedRun(context.items, setup.wall_s(), error, context.should_stop)
             setup.outcomes.record_end(ended)
             with self._mutex:
                 self._context = None

@@ -1,4 +1,4 @@
-"""Runs this node's share of the jobs: starts, stops, locks and unlocks what ``reconcile`` decides.
+"""Runs the jobs on the items assigned to this node: starts, stops, locks and unlocks what ``reconcile`` decides.
 
 It has two threads. ``latchwork-worker-<node>`` checks the state after every change and uses the store.
 ``latchwork-watchdog-<node>`` uses only the clock: it asks runs to stop before their locks expire, even if the other
@@ -22,7 +22,7 @@ from latchwork.jobs.cron_progress import CronProgress, FireTimes
 from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
-from latchwork.jobs.stored.caches import ShareCache
+from latchwork.jobs.stored.caches import AssignmentCache
 from latchwork.jobs.stored.nodes import damage_report_key
 from latchwork.jobs.stored.runs import JobOutcome
 from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockBatches, LockScheduler, RunLocks
@@ -52,7 +52,7 @@ _JOIN_POLL_S = 0.5
 #: Seconds for which the worker acquires locks before the next full check, without and with a pending event.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
-#: Seconds between two reports of damaged shares to the manager.
+#: Seconds between two reports of damaged assignments to the manager.
 _REPORT_S = 5.0
 #: Least duration of that phase as a multiple of the last check, which is slow with very many items.
 _FILL_PER_CHECK = 3.0
@@ -170,7 +170,7 @@ class LocalJob:
 
 
 class JobWorker:
-    """Runs this node's share of its jobs. Owned by the job manager; ``close`` ends and joins its threads."""
+    """Runs jobs on the items assigned to this node. Owned by the job manager; ``close`` ends and joins its threads."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class JobWorker:
         self._mutex = mutex()
         self._live: dict[int, JobRun] = {}
         self._ending: tuple[JobRun, ...] = ()  # removed, but with a thread that is still running
-        self._shares: ShareCache | None = None
+        self._assignments: AssignmentCache | None = None
         self._report_at = -math.inf
         self._closing = Signal()
         self._close_by = math.inf
@@ -222,15 +222,15 @@ class JobWorker:
         possible.
         """
         self.locks.start()
-        self._shares = ShareCache(self._store, self._node_id, self._wake.set)
+        self._assignments = AssignmentCache(self._store, self._node_id, self._wake.set)
         self._manual_runs.start(self._on_requests_changed)
 
     def start(self) -> None:
         """Wait until the items of this node are known, and start the threads that run them. The settings must be
         known.
         """
-        assert self._shares is not None, "watch first"
-        self._shares.wait_ready()
+        assert self._assignments is not None, "watch first"
+        self._assignments.wait_ready()
         for job_id, state in self._states.items():
             state.options = self._settings.options(job_id)
         self._settings.on_change(self._on_settings_changed)
@@ -283,9 +283,9 @@ class JobWorker:
         found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
-    def list_damaged_shares(self) -> dict[str, str]:
-        """Return why stored shares of this node are not readable in full, by job ID."""
-        return {} if self._shares is None else self._shares.list_damaged()
+    def list_damaged_assignments(self) -> dict[str, str]:
+        """Return why the stored items of this node are not readable in full, by job ID."""
+        return {} if self._assignments is None else self._assignments.list_damaged()
 
     def remaining_lock_time_s(self) -> float | None:
         """Return the seconds until the first of this node's locks may expire without another renewal; None without
@@ -361,8 +361,8 @@ class JobWorker:
         stuck_jobs = sorted({run.job_id for run in runs if not run.ended})
         self._close_locks(stuck_jobs)
         self._manual_runs.close()
-        if self._shares is not None:
-            self._shares.close()
+        if self._assignments is not None:
+            self._assignments.close()
         return stuck_jobs
 
     def shorten_close(self, timeout_s: float) -> None:
@@ -423,7 +423,7 @@ class JobWorker:
         return _RETRY_S, True
 
     def _reconcile_all(self, closing: bool) -> float | None:
-        """Compare the node's runs and locks with its share of the items, and take the next steps: start or stop runs,
+        """Compare the node's runs and locks with the items assigned to it, and take the next steps: start or stop runs,
         acquire or release locks.
 
         Args:
@@ -432,7 +432,7 @@ class JobWorker:
             The seconds until the next check if no event comes first; None to wait for an event.
         """
         began = self._clock.now()
-        desired = {} if closing or self._shares is None else self._shares.read_shares(self._states)
+        desired = {} if closing or self._assignments is None else self._assignments.read_items(self._states)
         held = self.locks.get_held_locks()
         planned = []
         for job_id, state in self._states.items():
@@ -447,15 +447,15 @@ class JobWorker:
             self._wake.set()
         if closing:
             return max(0.01, self._close_by - self._clock.now())
-        self._report_damaged_shares()
+        self._report_damaged_assignments()
         return self._next_check_s()
 
-    def _report_damaged_shares(self) -> None:
-        """Ask the manager to write the damaged shares of this node again, at most once in ``_REPORT_S`` seconds.
+    def _report_damaged_assignments(self) -> None:
+        """Ask the manager to write the damaged assignments of this node again, at most once in ``_REPORT_S`` seconds.
 
-        Without the pause, a share that another program damages again and again would be written all the time.
+        Without the pause, an assignment that another program damages again and again would be written all the time.
         """
-        now, session, damaged = self._clock.now(), self._get_session(), self.list_damaged_shares()
+        now, session, damaged = self._clock.now(), self._get_session(), self.list_damaged_assignments()
         if damaged and session is not None and now >= self._report_at:
             self._report_at = now + _REPORT_S
             for job_id in sorted(damaged):
@@ -468,34 +468,34 @@ class JobWorker:
             for state in self._states.values()
             if (remaining_pause_s := state.remaining_pause_s(now)) > 0
         ]
-        if self.list_damaged_shares():
+        if self.list_damaged_assignments():
             waits.append(max(_RETRY_S, self._report_at - self._clock.now()))
         if self._is_lock_at_risk() or any(run.has_pending_listeners for run in self._list_live_runs()):
             waits.append(_RETRY_S)
         stuck_s = self._warn_of_stuck_runs()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
-    def _update_runs(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> RunActions:
+    def _update_runs(self, state: LocalJob, assigned: frozenset[str], held: Mapping[str, HeldLock]) -> RunActions:
         """Stop and start the runs of one job as ``reconcile`` decides.
 
         Args:
             state: The job.
-            share: Items of the job that this node should run.
+            assigned: Items of the job that this node should run.
             held: Locks of the job that this node holds, by item.
         Returns:
             All steps, because the caller releases and acquires the locks.
         """
         self._remove_ended(state)
-        wanted = share if state.enabled else frozenset[str]()
+        wanted = assigned if state.enabled else frozenset[str]()
         actions = reconcile(wanted, held, [run.state for run in state.runs.values()], state.options.threads)
         for number in actions.stop:
             state.runs[number].stop()
         for run in state.runs.values():
             if run.has_pending_listeners:
                 run.stop()
-        state.forget_other_due_times(share)  # kept for a disabled job, which continues where it was
+        state.forget_other_due_times(assigned)  # kept for a disabled job, which continues where it was
         if not self._closing.is_set():
-            state.outcomes.forget_moved_items(share)
+            state.outcomes.forget_moved_items(assigned)
         if state.may_start(self._now()) and not self._is_lock_at_risk():
             for items in actions.start:
                 if not self._start_run(state, items, held):

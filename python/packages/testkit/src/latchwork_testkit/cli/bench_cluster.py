@@ -74,8 +74,8 @@ def cluster(
 ) -> None:
     """Measure how fast the job manager assigns work items in a cluster of this size, and how much it writes for that.
 
-    The job manager and the store are real. The workers register, watch and decode their shares with the code of real
-    workers, but run no jobs, so that a few processes can run a thousand of them. A worker that dies has its own
+    The job manager and the store are real. The workers register, watch and decode their assignments with the code of
+    real workers, but run no jobs, so that a few processes can run a thousand of them. A worker that dies has its own
     session. The steps are: the workers register, all items are assigned at once (cold start), the cluster is idle while
     some workers hold the locks of their items, some workers die, and some items are added. The command fails unless,
     after each step, every item is assigned to exactly one worker.
@@ -151,7 +151,7 @@ def _step_table(figures: Figures) -> Grid:
             "seconds": f"{step.seconds:.3f}",
             "debounce": f"{step.quiet_s:.1f}",
             "rebalance": f"{step.rebalance_s:.3f}",
-            "shares": f"{step.shares:,}",
+            "assignments": f"{step.assignments:,}",
             "moves": f"{step.moves:,}",
             "bytes written": f"{step.written_bytes:,}",
             "per moved byte": f"{step.write_amplification:.1f}",
@@ -159,8 +159,8 @@ def _step_table(figures: Figures) -> Grid:
         for what, step in steps
         if step is not None
     ]
-    numbers = ("seconds", "debounce", "rebalance", "shares", "moves", "bytes written", "per moved byte")
-    return Grid(rows, right=numbers, title="seconds until the last worker has decoded its share")
+    numbers = ("seconds", "debounce", "rebalance", "assignments", "moves", "bytes written", "per moved byte")
+    return Grid(rows, right=numbers, title="seconds until the last worker has decoded its assignment")
 
 
 def _goal_table(measured: list[Goal]) -> Grid:

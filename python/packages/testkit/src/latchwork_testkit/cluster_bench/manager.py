@@ -27,7 +27,7 @@ class _ReportingObserver(Observer):
 
     def rebalanced(self, info: RebalanceInfo) -> None:
         error = "" if info.error is None else f"{type(info.error).__name__}: {info.error}"
-        done = RebalanceReport(time.monotonic(), info.seconds, info.shares, info.moves, info.written_bytes, error)
+        done = RebalanceReport(time.monotonic(), info.seconds, info.assignments, info.moves, info.written_bytes, error)
         self._connection.send(done)
 
 

@@ -283,7 +283,7 @@ class _Measurement:
             seconds=max(each.at for each in self._holdings.values()) - began,
             quiet_s=quiet_s,
             rebalance_s=sum(each.seconds for each in reports),
-            shares=sum(each.shares for each in reports),
+            assignments=sum(each.assignments for each in reports),
             moves=sum(each.moves for each in reports),
             moved_bytes=moved_bytes,
             written_bytes=sum(each.written_bytes for each in reports) + more_bytes,

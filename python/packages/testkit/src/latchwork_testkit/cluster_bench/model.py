@@ -142,10 +142,10 @@ class ItemsHeld:
     """A message: the items assigned to all workers of a process together.
 
     Attributes:
-        at: Time at which the last share was decoded, on the monotonic clock.
+        at: Time at which the last assignment was decoded, on the monotonic clock.
         items: Number of items.
         checksum: Checksum of the items; see `compute_checksum`.
-        decoded: Number of shares decoded since the start.
+        decoded: Number of assignments decoded since the start.
     """
 
     at: float
@@ -168,7 +168,7 @@ class RebalanceReport:
 
     at: float
     seconds: float
-    shares: int
+    assignments: int
     moves: int
     written_bytes: int
     error: str
@@ -197,10 +197,10 @@ class StepFigures:
     """The figures of a step in which work items were assigned to workers.
 
     Attributes:
-        seconds: Seconds from the cause until the last affected worker had decoded its share.
+        seconds: Seconds from the cause until the last affected worker had decoded its assignment.
         quiet_s: Part of `seconds` in which the manager waited for further changes (debounce).
         rebalance_s: Part of `seconds` in which the manager computed and wrote the assignment.
-        shares: Number of shares that were written.
+        assignments: Number of assignments that were written.
         moves: Number of items that were assigned to a worker or to another worker.
         moved_bytes: Size of these items in bytes.
         written_bytes: Size of all keys and values that were written, in bytes.
@@ -209,7 +209,7 @@ class StepFigures:
     seconds: float
     quiet_s: float
     rebalance_s: float
-    shares: int
+    assignments: int
     moves: int
     moved_bytes: int
     written_bytes: int

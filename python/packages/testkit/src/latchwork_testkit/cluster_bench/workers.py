@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.jobs.node import Registration
-from latchwork.jobs.stored import MemberOptions, NodeRecord, ShareCache, cluster_store
+from latchwork.jobs.stored import AssignmentCache, MemberOptions, NodeRecord, cluster_store
 from latchwork.jobs.worker import ItemLocks, LockBatches, LockScheduler
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench.model import (
@@ -55,10 +55,10 @@ class BenchWorkers:
         self._locking_workers = set(options.locking_workers())
         self._item_locks: list[ItemLocks] = []
         self._sessions: dict[str, Session] = {}
-        self._shares: dict[str, _WatchedAssignment] = {}
+        self._assignments: dict[str, _WatchedAssignment] = {}
         self._changed = threading.Event()
         self._mutex = threading.Lock()
-        self._decoded_at, self._decoded_shares = 0.0, 0
+        self._decoded_at, self._decoded_assignments = 0.0, 0
 
     def register(self, connection: BenchConnection) -> None:
         """Register all workers with a few threads, and report the progress.
@@ -82,10 +82,10 @@ class BenchWorkers:
     def watch_assignments(self) -> None:
         """Watch the items that are assigned to each worker."""
         for worker in self._workers:
-            share = self._shares[worker] = _WatchedAssignment()
-            share.stored = ShareCache(self._store, worker, partial(self._apply_change, share))
-            share.stored.wait_ready()
-            self._apply_change(share)
+            assignment = self._assignments[worker] = _WatchedAssignment()
+            assignment.stored = AssignmentCache(self._store, worker, partial(self._apply_change, assignment))
+            assignment.stored.wait_ready()
+            self._apply_change(assignment)
 
     def acquire_locks(self) -> int:
         """Acquire the locks of all items of some workers, which the options choose. Each of them has its own lock
@@ -110,9 +110,9 @@ class BenchWorkers:
 
     def end_worker(self, worker: str) -> None:
         """End a worker and its session. Its items have no owner until the manager assigns them to other workers."""
-        share = self._shares.pop(worker)
-        assert share.stored is not None
-        share.stored.close()
+        assignment = self._assignments.pop(worker)
+        assert assignment.stored is not None
+        assignment.stored.close()
         self._sessions.pop(worker).close()
         self._changed.set()
 
@@ -128,9 +128,12 @@ class BenchWorkers:
             return None
         self._changed.clear()
         with self._mutex:
-            shares = list(self._shares.values())
-            items, total = sum(share.items for share in shares), sum(share.checksum for share in shares)
-            return ItemsHeld(self._decoded_at, items, total, self._decoded_shares)
+            assignments = list(self._assignments.values())
+            items, total = (
+                sum(assignment.items for assignment in assignments),
+                sum(assignment.checksum for assignment in assignments),
+            )
+            return ItemsHeld(self._decoded_at, items, total, self._decoded_assignments)
 
     def _register(self, worker: str, session: Session) -> None:
         member = NodeRecord.of_this_process(
@@ -146,7 +149,7 @@ class BenchWorkers:
         locks = ItemLocks(self._store, worker, LOCK_TTL_S, lambda: None)
         self._item_locks.append(locks)
         locks.start()
-        wanted = self._shares[worker].items_by_job()
+        wanted = self._assignments[worker].items_by_job()
         works = [LockBatches(locks, job, (), items) for job, items in wanted.items()]
         LockScheduler().process_batches(works, lambda _: True)
         held = sum(map(len, locks.get_held_locks().values()))
@@ -154,14 +157,14 @@ class BenchWorkers:
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
         return held
 
-    def _apply_change(self, share: _WatchedAssignment) -> None:
-        if share.stored is None:  # called before `watch_assignments` set it, which then applies the change itself
+    def _apply_change(self, assignment: _WatchedAssignment) -> None:
+        if assignment.stored is None:  # called before `watch_assignments` set it, which then applies the change itself
             return
-        with share.mutex:
-            changed = share.refresh(self._job_ids)
+        with assignment.mutex:
+            changed = assignment.refresh(self._job_ids)
         if changed:
             with self._mutex:
-                self._decoded_shares += changed
+                self._decoded_assignments += changed
                 self._decoded_at = max(self._decoded_at, time.monotonic())
             self._changed.set()
 
@@ -170,7 +173,7 @@ class _WatchedAssignment:
     """The items assigned to one worker, as last decoded. Hold `mutex` to update them."""
 
     def __init__(self) -> None:
-        self.stored: ShareCache | None = None
+        self.stored: AssignmentCache | None = None
         self.mutex = threading.Lock()
         self.items = 0
         self.checksum = 0
@@ -190,7 +193,7 @@ class _WatchedAssignment:
             The number of jobs whose items changed.
         """
         assert self.stored is not None
-        current = self.stored.read_shares(jobs)
+        current = self.stored.read_items(jobs)
         changed = [job for job, items in current.items() if self._known.get(job, (None, 0))[0] is not items]
         removed = [job for job in self._known if job not in current]
         for job in (*changed, *removed):

@@ -217,7 +217,7 @@ class Master:
     # In threads of the job manager
 
     def _run_shard(self, context: JobContext) -> None:
-        for item in context.work_share:
+        for item in context.items:
             run = ShardLoop(self._tools, int(item), context.fence(item), context.remaining_s)
             forget = context.on_stop(run.stop)
             try:
@@ -244,7 +244,7 @@ class Master:
             trouble.record_success("old data is deleted again")
 
     def _send_alerts(self, context: JobContext) -> None:
-        for item in context.work_share:
+        for item in context.items:
             sender = AlertSender(
                 self._tools.database,
                 self._secrets,
