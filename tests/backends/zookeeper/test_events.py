@@ -1,88 +1,140 @@
-"""Events that arrive together are one read, and later ones do not wait for its answer. All is reported in order."""
+"""Events that arrive together are one read: what one transaction changed is told together, and costs one request.
+
+Events that arrive while a read is in flight are read at once. The states are told in the order of the events.
+"""
 
 from __future__ import annotations
 
 from queue import Queue
 
-from latchwork.backends.base import Delta, Snapshot
-from latchwork.backends.futures import LightFuture
-from latchwork.backends.zookeeper.wire import CHANGED, DELETED
+import pytest
+
+from latchwork.backends.base import Current, Delta, Snapshot
+from latchwork.backends.zookeeper.wire import CHANGED
 from latchwork.types import Delete, Put
 from latchwork_testkit.proxy import Proxy
 
 WAIT_S = 15
 
 
-def test_events_that_arrive_together_are_one_read(backend, other, root, monkeypatch):
-    told: Queue = Queue()
-    keys = [f"in/k{number}" for number in range(5)]
-    watch = backend.watch("in", told.put)
-    assert isinstance(told.get(timeout=WAIT_S), Snapshot)
-    asked, call = [], backend._main.call
-    monkeypatch.setattr(backend._main, "call", lambda *args: asked.append(args) or call(*args))
-    monkeypatch.setattr(backend._main._listener, "on_event", lambda *_: None)  # those of the server come in parts
-    on_event = type(backend._hub).on_event
-    other.commit([], [Put(key, b"v") for key in keys]).result(WAIT_S)
-    for key in keys:
-        on_event(backend._hub, CHANGED, f"/{root}/{key}")
-    assert asked == []
-    backend._hub.on_event_batch_end()
-    delta = told.get(timeout=WAIT_S)
-    assert isinstance(delta, Delta)
-    assert sorted(change.key for change in delta.changes) == keys
-    assert len(asked) == 1
+@pytest.fixture
+def delayed(zookeeper):
+    """A proxy that can hold the answers."""
+    with Proxy(zookeeper.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(connect, delayed):
+    """A backend behind that proxy."""
+    return connect(delayed.endpoint)
+
+
+@pytest.fixture
+def told(far):
+    """The reports of a watch of ``in``."""
+    reports: Queue = Queue()
+    watch = far.watch("in", reports.put)
+    assert isinstance(reports.get(timeout=WAIT_S), Snapshot)
+    yield reports
     watch.close()
 
 
-def test_a_later_event_does_not_wait_for_the_read_of_an_earlier_one(connect, other, zookeeper, root, monkeypatch):
-    told: Queue = Queue()
-    keys = [f"in/k{number}" for number in range(6)]
-    with Proxy(zookeeper.endpoint) as link:
-        backend = connect(link.endpoint)
-        watch = backend.watch("in", told.put)
-        assert isinstance(told.get(timeout=WAIT_S), Snapshot)
-        asked, call = [], backend._main.call
-        monkeypatch.setattr(backend._main, "call", lambda *args: asked.append(args) or call(*args))
-        monkeypatch.setattr(backend._main._listener, "on_event", lambda *_: None)
-        on_event = type(backend._hub).on_event
-        other.commit([], [Put(key, b"v") for key in keys]).result(WAIT_S)
-        link.hold("answers")
+@pytest.fixture
+def reads(far, told, monkeypatch):
+    """The requests that the backend sends. It learns of no events of the server."""
+    asked, call = [], far._main.call
+    monkeypatch.setattr(far._main, "call", lambda *args: asked.append(args) or call(*args))
+    monkeypatch.setattr(far._main._listener, "on_event", lambda *_: None)  # those of the server come in parts
+    return asked
+
+
+@pytest.fixture
+def notify(far, reads, root):
+    """Report events of keys to the backend, as if they had arrived together."""
+    on_event = type(far._hub).on_event
+
+    def notify_of(*keys):
         for key in keys:
-            on_event(backend._hub, CHANGED, f"/{root}/{key}")
-            backend._hub.on_event_batch_end()
-        assert len(asked) == 4  # the last two wait for one of these, and are read together
-        link.release()
-        deltas = [told.get(timeout=WAIT_S) for _ in range(5)]
-        assert [len(delta.changes) for delta in deltas] == [1, 1, 1, 1, 2]
-        assert sorted(change.key for delta in deltas for change in delta.changes) == keys
-        watch.close()
+            on_event(far._hub, CHANGED, f"/{root}/{key}")
+        far._hub.on_event_batch_end()
+
+    return notify_of
 
 
-def test_a_deletion_that_was_read_before_the_new_key_is_reported_before_it(backend, other, root, monkeypatch):
-    """The answer of the earlier read takes longer, as if it had several parts."""
-    told: Queue = Queue()
-    other.commit([], [Put("in/k", b"old")]).result(WAIT_S)
-    watch = backend.watch("in", told.put)
-    assert isinstance(told.get(timeout=WAIT_S), Snapshot)
-    reader = backend._hub._lister.reader
-    read, answered, rest = reader.read_with_guards, Queue(), LightFuture()
+def changes(report):
+    assert isinstance(report, Delta)
+    return {change.key: change.entry and change.entry.value for change in report.changes}
 
-    def read_slowly(*args):
-        entries = yield from read(*args)
-        answered.put(entries)
-        if entries == [None]:
-            yield rest
-        return entries
 
-    monkeypatch.setattr(reader, "read_with_guards", read_slowly)
-    monkeypatch.setattr(backend._main._listener, "on_event", lambda *_: None)
-    on_event = type(backend._hub).on_event
-    for kind, op in ((DELETED, Delete("in/k")), (CHANGED, Put("in/k", b"new"))):
-        other.commit([], [op]).result(WAIT_S)
-        on_event(backend._hub, kind, f"/{root}/in/k")
-        backend._hub.on_event_batch_end()
-        answered.get(timeout=WAIT_S)
-    rest.set_result(None)
-    (gone,), (new,) = (told.get(timeout=WAIT_S).changes for _ in range(2))
-    assert (gone.entry, new.entry.value) == (None, b"new")
-    watch.close()
+def test_events_that_arrive_together_are_one_read(other, told, reads, notify):
+    keys = [f"in/k{number}" for number in range(5)]
+    other.commit([], [Put(key, b"v") for key in keys]).result(WAIT_S)
+    assert reads == []
+    notify(*keys)
+    assert changes(told.get(timeout=WAIT_S)) == dict.fromkeys(keys, b"v")
+    assert len(reads) == 1
+
+
+def test_an_event_that_arrives_during_a_read_is_read_without_waiting_for_its_answer(
+    other, delayed, told, reads, notify
+):
+    other.commit([], [Put("in/a", b"1"), Put("in/b", b"1")]).result(WAIT_S)
+    delayed.hold("answers")
+    notify("in/a")
+    notify("in/b")
+    assert len(reads) == 2
+    delayed.release()
+    assert changes(told.get(timeout=WAIT_S)) == {"in/a": b"1"}
+    assert changes(told.get(timeout=WAIT_S)) == {"in/b": b"1"}
+
+
+def test_events_of_a_flood_share_reads(other, delayed, told, reads, notify):
+    keys = [f"in/k{number:02}" for number in range(50)]
+    other.commit([], [Put(key, b"v") for key in keys]).result(WAIT_S)
+    delayed.hold("answers")
+    for key in keys:
+        notify(key)
+    delayed.release()
+    found = {}
+    while len(found) < len(keys):
+        found |= changes(told.get(timeout=WAIT_S))
+    assert len(reads) < 10
+
+
+def test_a_key_with_children_never_moves_back_to_the_state_of_a_later_read(
+    other, delayed, told, reads, notify, wait_until
+):
+    other.commit([], [Put("in/key", b"1"), Put("in/key/child", b"")]).result(WAIT_S)
+    delayed.hold("answers")
+    notify("in/key")  # a second request will be needed
+    wait_until(lambda: delayed.held_bytes > 0)
+    held = delayed.held_bytes
+    other.commit([], [Delete("in/key"), Delete("in/key/child")]).result(WAIT_S)
+    notify("in/key")  # reads that there is none
+    wait_until(lambda: delayed.held_bytes > held)
+    other.commit([], [Put("in/key", b"2"), Put("in/key/child", b"")]).result(WAIT_S)
+    delayed.release()
+    notify("in/last")
+    other.commit([], [Put("in/last", b"")]).result(WAIT_S)
+    notify("in/last")
+    states = []
+    while True:
+        found = changes(told.get(timeout=WAIT_S))
+        states += [found["in/key"]] if "in/key" in found else []
+        if "in/last" in found:
+            break
+    assert states == [b"2"]
+
+
+def test_a_state_is_reported_as_current_after_the_changes_before_it(other, far, delayed, told, reads, notify):
+    far._hub._watches["in"][0].heartbeats = True
+    other.commit([], [Put("in/a", b"1"), Put("in/b", b"1")]).result(WAIT_S)
+    delayed.hold("answers")
+    notify("in/a")
+    far._hub._confirmed(1.0, True)
+    notify("in/b")
+    delayed.release()
+    assert changes(told.get(timeout=WAIT_S)) == {"in/a": b"1"}
+    assert told.get(timeout=WAIT_S) == Current(1.0)
+    assert changes(told.get(timeout=WAIT_S)) == {"in/b": b"1"}

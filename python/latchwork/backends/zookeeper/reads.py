@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from operator import attrgetter
@@ -55,6 +55,23 @@ class ReadContext:
     connection: ZooKeeperConnection
     deadline: float
     gens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedRead:
+    """A request that reads the guard znodes of the keys' buckets and then the keys.
+
+    Attributes:
+        context: The context of the read, without the versions of the guards until it is decoded.
+        keys: The keys.
+        buckets: The numbers of their buckets.
+        request: The request.
+    """
+
+    context: ReadContext
+    keys: Sequence[str]
+    buckets: Sequence[int]
+    request: Request
 
 
 class ZooKeeperReader:
@@ -152,23 +169,54 @@ class ZooKeeperReader:
         """Read the guard znodes of the keys' buckets and then the keys, without a barrier. Return an entry or None for
         each key, in order.
 
-        The result may be stale. All reads are made with one request if it is not too large, because a server executes
-        the reads of a request in order.
+        The result may be stale. All reads are made with one request if it is not too large and no key has children,
+        because a server executes the reads of a request in order.
         """
+        read = self.send_guarded_read(connection, keys, deadline)
+        if read is not None:
+            entries, parents = self.decode_guarded_read(read, (yield read.request))
+            return (yield from self._reread_parents(read.context, keys, entries, parents))
         context = ReadContext(connection, deadline, _NO_GENS.copy())
         buckets = sorted({get_bucket(key) for key in keys})
-        paths = [self.layout.guards[number] for number in buckets]
-        together = len(keys) + len(buckets) <= FIRST_BATCH
-        if together:
-            paths += [self.layout.path(key) for key in keys]
-        found = yield from self.read_data(context, paths)
-        for number, guard in zip(buckets, found, strict=False):
+        guards = yield from self.read_data(context, [self.layout.guards[number] for number in buckets])
+        self._record_guards(context, buckets, guards)
+        return (yield from self.read_keys(context, keys))
+
+    def send_guarded_read(
+        self, connection: ZooKeeperConnection, keys: Collection[str], deadline: float
+    ) -> GuardedRead | None:
+        """Send one request that reads the guard znodes of the keys' buckets and then the keys, without a barrier.
+
+        Returns:
+            The request, or None if the keys need several requests. Then nothing was sent.
+        """
+        if len(keys) >= FIRST_BATCH:
+            return None
+        keys = list(keys)
+        buckets = sorted({get_bucket(key) for key in keys})
+        if len(keys) + len(buckets) > FIRST_BATCH:
+            return None
+        paths = [*(self.layout.guards[number] for number in buckets), *map(self.layout.path, keys)]
+        payload = wire.encode_multi([wire.encode_get_data(path) for path in paths])
+        if len(payload) > wire.MAX_PAYLOAD:
+            return None
+        context = ReadContext(connection, deadline, _NO_GENS.copy())
+        return GuardedRead(context, keys, buckets, connection.call(MULTI_READ, payload, deadline))
+
+    def decode_guarded_read(self, read: GuardedRead, reply: Reply) -> tuple[list[Entry | None], list[int]]:
+        """Return an entry or None for each key of a read, in order, and the indexes of the keys that have children.
+
+        The entries of keys with children are incomplete.
+        """
+        found = wire.parse_multi_read(reply.body)
+        self._record_guards(read.context, read.buckets, found)
+        return _decode_data(read.context, read.keys, found[len(read.buckets) :])
+
+    def _record_guards(self, context: ReadContext, buckets: Sequence[int], guards: Sequence[Found]) -> None:
+        for number, guard in zip(buckets, guards, strict=False):
             if isinstance(guard, Data):
                 context.gens[number] = guard.stat.version
                 self.record_guard_version(number, guard.stat.version)
-        if together:
-            return (yield from self.decode_entries(context, keys, found[len(buckets) :]))
-        return (yield from self.read_keys(context, keys))
 
     def read_keys(self, context: ReadContext, keys: Sequence[str]) -> FutureGenerator[list[Entry | None]]:
         """Read keys without a barrier. Return an entry or None for each, in order."""
@@ -197,16 +245,7 @@ class ZooKeeperReader:
             keys: The keys.
             found: The results of the reads of their znodes.
         """
-        entries: list[Entry | None] = []
-        parents = []
-        for index, (key, each) in enumerate(zip(keys, found, strict=True)):
-            if isinstance(each, Data):
-                if each.stat.children and each.data:
-                    parents.append(index)
-                entries.append(decode_entry(key, each, context.gens[get_bucket(key)]))
-            else:
-                raise_for_read_error(each, "read", key)
-                entries.append(None)
+        entries, parents = _decode_data(context, keys, found)
         return (yield from self._reread_parents(context, keys, entries, parents))
 
     def _reread_parents(
@@ -319,6 +358,29 @@ class ZooKeeperReader:
             raise_for_read_error(reply.error, "list", key)
             return []
         return self.layout.filter_valid_names(wire.parse_names(reply.body)[0], key)
+
+
+def _decode_data(
+    context: ReadContext, keys: Sequence[str], found: Sequence[Found]
+) -> tuple[list[Entry | None], list[int]]:
+    """Return the entries for the data of znodes that were read, and the indexes of the keys that have children.
+
+    Args:
+        context: The context of the reads.
+        keys: The keys.
+        found: The results of the reads of their znodes.
+    """
+    entries: list[Entry | None] = []
+    parents = []
+    for index, (key, each) in enumerate(zip(keys, found, strict=True)):
+        if isinstance(each, Data):
+            if each.stat.children and each.data:
+                parents.append(index)
+            entries.append(decode_entry(key, each, context.gens[get_bucket(key)]))
+        else:
+            raise_for_read_error(each, "read", key)
+            entries.append(None)
+    return entries, parents
 
 
 class Lister:

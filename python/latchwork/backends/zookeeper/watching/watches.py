@@ -2,11 +2,11 @@
 then read.
 
 One connection serves all watches, without a thread per watch. A watch first sets the server's watch, sends a barrier,
-reads the subtree and reports a ``Snapshot``. Then it reads the keys for which events arrive. Several such reads are in
-flight, so that a later event does not wait for the read of an earlier one. Everything starts again with each
-connection. Changes between two reads are merged. A key never moves back to an older state, because the reads of one
-connection never do and the first read follows a barrier. One barrier per second serves all watches: the events of
-everything that was committed before the barrier arrive before its answer.
+reads the subtree and reports a ``Snapshot``. Then it reads the keys for which events arrive. A few such reads are in
+flight at a time, and they are reported in the order of sending. Everything starts again with each connection. Changes
+between two reads are merged. A key never moves back to an older state, because the reads of one connection never do and
+the first read follows a barrier. One barrier per second serves all watches: the events of everything that was committed
+before the barrier arrive before its answer.
 
 The server does not report revoked permissions. A watch notices that at its next read. One request reads the prefixes of
 all watches every few seconds.
@@ -18,7 +18,7 @@ import functools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from latchwork._base.interrupts import mutex
@@ -29,7 +29,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import NoReply
-from latchwork.backends.zookeeper.reads import Lister
+from latchwork.backends.zookeeper.reads import GuardedRead, Lister
 from latchwork.backends.zookeeper.watching.single_keys import SingleKeyWatch, SingleKeyWatches
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.clock import Clock
@@ -44,11 +44,11 @@ _ASKED_S = 30.0
 _RETRY_S = 0.2
 #: Beats of the heart between two looks at whether the prefixes may still be read, and prefixes that one request is for.
 _RIGHTS_EVERY, _PREFIXES = 4, 200
+#: Reads of changed keys in flight. With only one, a change whose event is late waits for the read of the one before.
+_READS_IN_FLIGHT = 4
 #: What is at a prefix is read for that, unless it is more: then the names below it are.
 _SMALL = 4_096
 _LOAD_TIMEOUT_S = 60.0
-#: Reads of changed keys in flight at the same time. With more, the keys of later events are gathered for the next one.
-_READS_IN_FLIGHT = 4
 
 
 class ZooKeeperWatch(DeliveringWatch):
@@ -103,8 +103,10 @@ class ZooKeeperWatchHub:
         self._lock = mutex()
         self._watches: dict[str, list[ZooKeeperWatch]] = {}
         self._dirty: set[str] = set()
-        self._reads: deque[tuple[list[str], Future[list[Entry | None]]]] = deque()  # of changed keys, in order
         self._current: float | None = None
+        #: In the order in which to report them: reads in flight, and times at which the state before was current.
+        self._reports: deque[GuardedRead | float] = deque()
+        self._reads_alone = False  # a read that needs several requests is in flight
         self._pumping = self._beating = self._closed = False
         self._beats = 0
         self._proofs_until = -math.inf
@@ -265,61 +267,115 @@ class ZooKeeperWatchHub:
     def _wake_thread(self) -> None:
         with self._lock:
             self._send_read()
-            if self._pumping or (not self._reads and self._current is None):
+            if self._pumping or not (self._reports or self._dirty):
                 return
             self._pumping = True
         run_generator(self._pump()).add_done_callback(self._pumped)
-
-    def _send_read(self) -> None:
-        """Send a read of all keys that have changed, unless enough reads are in flight. The caller holds the lock."""
-        if self._dirty and len(self._reads) < _READS_IN_FLIGHT:
-            keys, self._dirty = list(self._dirty), set()
-            deadline = self._clock.now() + _LOAD_TIMEOUT_S
-            read = self._lister.reader.read_with_guards(self._connection, keys, deadline)
-            self._reads.append((keys, run_generator(read)))
 
     def _pumped(self, ended: Future[None]) -> None:
         error = ended.exception()
         if error is None:
             return
         with self._lock:
-            self._pumping = False
-        _log.error("a change could not be reported: %s; all watches read again", error, exc_info=error)
-        for watch in self._all():
-            self._load(watch)
+            self._pumping = self._reads_alone = False
+            self._reports.clear()
+        if not isinstance(error, NoReply):
+            _log.error("a change could not be reported: %s; all watches read again", error, exc_info=error)
+            for watch in self._all():
+                self._load(watch)
+
+    def _send_read(self) -> None:
+        """Send a read of the changed keys if one request suffices and not too many are in flight. The caller holds the
+        lock.
+        """
+        if self._reads_alone:
+            return
+        if self._dirty and len(self._reports) < _READS_IN_FLIGHT:
+            deadline = self._clock.now() + _LOAD_TIMEOUT_S
+            read = self._lister.reader.send_guarded_read(self._connection, self._dirty, deadline)
+            if read is not None:
+                self._dirty.clear()
+                self._reports.append(read)
+        if not self._dirty and self._current is not None:
+            self._reports.append(self._current)
+            self._current = None
 
     def _pump(self) -> FutureGenerator[None]:
-        """Report the answers to the reads of changed keys, in the order of the reads."""
+        """Report what was read, in the order in which it was requested."""
         while True:
             with self._lock:
                 self._send_read()
-                keys, read = self._reads[0] if self._reads else ([], None)
-                if read is None:
-                    current, self._current = self._current, None
-                    if current is None:
+                next_report = self._reports[0] if self._reports else None
+                if next_report is None:
+                    if not self._dirty:
                         self._pumping = False
                         return
-            if read is not None:
-                yield from self._report(keys, read)
-            else:
-                assert current is not None
+                    keys = self._take_all()
+            if isinstance(next_report, GuardedRead):
+                yield from self._report_read(next_report)
+            elif next_report is not None:
+                with self._lock:
+                    self._reports.popleft()
                 for watch in self._all():
                     if watch.live and watch.heartbeats:
-                        watch.deliver(Current(current))
+                        watch.deliver(Current(next_report))
+            else:
+                yield from self._read_and_report(keys)
 
-    def _report(self, keys: list[str], read: Future[list[Entry | None]]) -> FutureGenerator[None]:
-        """Wait for the oldest read of changed keys, and report the changes to all watches that cover them."""
+    def _take_all(self) -> list[str]:
+        """Return all changed keys, for a read of several requests. No other read is sent meanwhile. The caller holds
+        the lock.
+        """
+        keys, self._dirty = list(self._dirty), set()
+        self._reads_alone = True
+        return keys
+
+    def _report_read(self, read: GuardedRead) -> FutureGenerator[None]:
+        """Report the result of a read that was sent.
+
+        If a key has children, a second request is needed. It would be newer than the reads that were sent meanwhile, so
+        their keys are read again with it.
+        """
+        reply = yield read.request
+        with self._lock:
+            self._reports.popleft()
         try:
-            entries = yield read
-        except NoReply:
-            return  # all watches read again on the next connection
+            entries, parents = self._lister.reader.decode_guarded_read(read, reply)
         except PermissionDenied:
-            for watch in {id(each): each for key in keys for each in self._covering_now(key)}.values():
-                self._load(watch)  # a watch that may not read its prefix finds out by that
+            self._load_covering(read.keys)
             return
-        finally:
-            with self._lock:
-                self._reads.popleft()
+        if not parents:
+            self._report(read.keys, entries)
+            return
+        with self._lock:
+            for each in (read, *self._reports):
+                if isinstance(each, GuardedRead):
+                    self._dirty.update(each.keys)
+                else:
+                    self._current = each
+            self._reports.clear()
+            keys = self._take_all()
+        yield from self._read_and_report(keys)
+
+    def _read_and_report(self, keys: list[str]) -> FutureGenerator[None]:
+        """Read the keys from ``_take_all`` with as many requests as needed, and report them."""
+        deadline = self._clock.now() + _LOAD_TIMEOUT_S
+        try:
+            entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
+        except PermissionDenied:
+            self._load_covering(keys)
+        else:
+            self._report(keys, entries)
+        with self._lock:
+            self._reads_alone = False
+
+    def _load_covering(self, keys: Sequence[str]) -> None:
+        """Load the watches of keys that may not be read. A watch that may not read its prefix finds out by that."""
+        for watch in {id(each): each for key in keys for each in self._covering_now(key)}.values():
+            self._load(watch)
+
+    def _report(self, keys: Sequence[str], entries: Sequence[Entry | None]) -> None:
+        """Report the states of keys to all watches that cover them."""
         by_watch: dict[int, tuple[ZooKeeperWatch, dict[str, Entry | None]]] = {}
         for key, entry in zip(keys, entries, strict=True):
             for watch in self._covering_now(key):
