@@ -311,6 +311,31 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
     assert len(store.children("web/log")) <= 25
 
 
+def test_a_late_writer_that_dies_in_the_same_base_does_not_damage_it(connect, monkeypatch):
+    monkeypatch.setattr(logs, "BASE_CHANGES", 0)
+    monkeypatch.setattr(logs, "BASE_CHANGES_PER_MEMBER", 1)
+    monkeypatch.setattr(logs, "_BASE_BYTES", 1)  # one member in each chunk
+    store, other, state = connect(), connect(), ViewState()
+    view_log = ViewLog(store, "web", "web")
+    members = {name: store.put(f"web/members/{name}", b"{}") for name in "ab"}
+    at, _, step = run(view_log.append(None, state, members))
+    state.apply_step(step)
+    late_state = ViewState(1, dict(reversed(step.written.items())))  # the same view, read in another way
+    members["c"] = store.put("web/members/c", b"{}")
+    newest, _, _ = run(view_log.append(at, state, members))
+    put = other.put
+
+    def put_first_chunk(key, value):
+        if not key.endswith("-0000"):
+            raise Unavailable("the writer dies here")
+        return put(key, value)
+
+    monkeypatch.setattr(other, "put", put_first_chunk)
+    with pytest.raises(Unavailable):
+        run(ViewLog(other, "web", "web").append(at, late_state, members))
+    assert run(view_log.load(newest))[1].to_view().ids == ["a", "b", "c"]
+
+
 def test_records_of_ended_logs_are_removed_and_those_of_a_newer_log_stay(connect):
     store = connect()
     view_log, member = ViewLog(store, "web", "web"), store.put("web/members/a", b"{}")

@@ -212,11 +212,14 @@ class ViewState:
         return ViewChangeStep(self.number + 1, written, gone) if written or gone else None
 
     def encode_chunks(self) -> list[bytes]:
-        """Encode the whole view in chunks that are small enough to be stored."""
+        """Encode the whole view in chunks that are small enough to be stored.
+
+        The chunks of a view are always the same, so two writers may store them at once.
+        """
         parts: list[bytes] = []
         part: dict[str, LoggedMember] = {}
         size = 0
-        for name, stored in self._stored.items():
+        for name, stored in sorted(self._stored.items()):
             part[name] = stored
             size += len(encode(stored))
             if size >= _BASE_BYTES:
