@@ -5,11 +5,13 @@ Events that arrive while a read is in flight are read at once. The states are to
 
 from __future__ import annotations
 
+import time
 from queue import Queue
 
 import pytest
 
 from latchwork.backends.base import Current, Delta, Snapshot
+from latchwork.backends.futures import LightFuture
 from latchwork.backends.zookeeper.wire import CHANGED
 from latchwork.types import Delete, Put
 from latchwork_testkit.proxy import Proxy
@@ -138,3 +140,35 @@ def test_a_state_is_reported_as_current_after_the_changes_before_it(other, far, 
     assert changes(told.get(timeout=WAIT_S)) == {"in/a": b"1"}
     assert told.get(timeout=WAIT_S) == Current(1.0)
     assert changes(told.get(timeout=WAIT_S)) == {"in/b": b"1"}
+
+
+def test_a_read_of_several_requests_that_outlives_its_connection_reports_nothing(backend, other, monkeypatch):
+    reports: Queue = Queue()
+    other.commit([], [Put("in/key", b"1"), Put("in/key/child", b""), Put("in/x", b"1")]).result(WAIT_S)
+    watch = backend.watch("in", reports.put)
+    assert isinstance(reports.get(timeout=WAIT_S), Snapshot)
+    reader, rest, begun = backend._hub._lister.reader, LightFuture(), Queue()
+    reread = reader._reread_parents_once
+
+    def reread_later(*args):
+        if begun.empty():
+            begun.put(None)
+            yield rest
+        return (yield from reread(*args))
+
+    monkeypatch.setattr(reader, "_reread_parents_once", reread_later)
+    other.commit([], [Put("in/key", b"2"), Delete("in/x")]).result(WAIT_S)
+    while begun.empty():
+        time.sleep(0.01)
+    backend._main._kazoo.disconnect()
+    other.commit([], [Put("in/x", b"2")]).result(WAIT_S)
+    while not isinstance(loaded := reports.get(timeout=WAIT_S), Snapshot):
+        pass
+    assert "in/x" in {entry.key for entry in loaded.entries}
+    rest.set_result(None)
+    other.commit([], [Put("in/last", b"")]).result(WAIT_S)
+    found = {}
+    while "in/last" not in found:
+        found |= changes(reports.get(timeout=WAIT_S))
+    assert found.get("in/x", b"2") == b"2"
+    watch.close()

@@ -108,7 +108,7 @@ class ZooKeeperWatchHub:
         self._reports: deque[GuardedRead | float] = deque()
         self._reads_alone = False  # a read that needs several requests is in flight
         self._pumping = self._beating = self._closed = False
-        self._beats = 0
+        self._beats = self._connects = 0
         self._proofs_until = -math.inf
         is_watched = self._watches.__contains__
         self._leaves = SingleKeyWatches(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
@@ -159,6 +159,7 @@ class ZooKeeperWatchHub:
     def on_connected(self) -> None:
         """Start all watches again on a new connection, because a server keeps them for one connection only."""
         with self._lock:
+            self._connects += 1
             self._dirty.clear()
             self._current = None
             for same in self._watches.values():
@@ -358,14 +359,20 @@ class ZooKeeperWatchHub:
         yield from self._read_and_report(keys)
 
     def _read_and_report(self, keys: list[str]) -> FutureGenerator[None]:
-        """Read the keys from ``_take_all`` with as many requests as needed, and report them."""
+        """Read the keys from ``_take_all`` with as many requests as needed, and report them.
+
+        If the last requests were sent on another connection, nothing is reported: the watches may have loaded newer
+        states there.
+        """
+        connects = self._connects
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         try:
             entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
         except PermissionDenied:
             self._load_covering(keys)
         else:
-            self._report(keys, entries)
+            if connects == self._connects:
+                self._report(keys, entries)
         with self._lock:
             self._reads_alone = False
 
