@@ -85,7 +85,7 @@ def test_what_cannot_be_done_is_one_line(workers, store):
     workers("submit", "a/b", "-n", "1").refused(2, "must not contain '/'")
     workers("submit", "train", "-n", "1", "--label", "x").refused(2, "--label 'x' is not NAME=VALUE")
     with GroupWorker(store, "train", workers=1, key="a"):
-        workers("submit", "train", "-n", "1").refused(1, "has live workers 0")
+        workers("submit", "train", "-n", "1").refused(1, "has running workers 0")
     assert workers("list").code == 0
 
 

@@ -17,7 +17,7 @@ DEFECTS = (
         "Worker groups",
         "a worker counts as lost before its lease was seen",
         "worker_group/observation.py",
-        "delay_s(rank) + (0.0 if found[name].had_lease else _NEVER_SEEN_S)",
+        "delay_s(rank) + (0.0 if by_version[name].had_lease else _NEVER_SEEN_S)",
         "delay_s(rank)",
         id_of("worker_group/observing", "a_worker_whose_lease_was_never_seen_is_told_lost_only_when_that_lasts"),
     ),

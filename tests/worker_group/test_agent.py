@@ -74,10 +74,10 @@ def crew_of(store, wanted):
 def test_a_process_that_was_told_to_stop_has_not_done_its_part_whatever_its_exit_code():
     done, failed = ChildEnd("exited", code=0), ChildEnd("exited", code=1)
     assert classify_exit(done, was_stopped=False) == "done"
-    assert classify_exit(done, was_stopped=True) == "ended"
+    assert classify_exit(done, was_stopped=True) == "stopped"
     assert classify_exit(failed, was_stopped=False) == "failed"
-    assert classify_exit(ChildEnd("requested", code=0), was_stopped=False) == "ended"
-    assert classify_exit(ChildEnd("deadline", signal=9), was_stopped=False) == "ended"
+    assert classify_exit(ChildEnd("requested", code=0), was_stopped=False) == "stopped"
+    assert classify_exit(ChildEnd("deadline", signal=9), was_stopped=False) == "stopped"
     assert classify_exit(ChildEnd("unsupervised", signal=9), was_stopped=False) == "failed"
 
 

@@ -13,9 +13,9 @@ from worker_group.conftest import Killed, KilledAt, die
 
 def test_a_group_with_live_workers_is_not_submitted_again(team, store):
     team(2)
-    with pytest.raises(GroupAlreadyRunning, match="has live workers 0, 1") as caught:
+    with pytest.raises(GroupAlreadyRunning, match="has running workers 0, 1") as caught:
         submit(store, "train", 3)
-    assert caught.value.live == (0, 1)
+    assert caught.value.running_ranks == (0, 1)
 
 
 def test_what_is_left_of_a_dead_group_is_replaced(team, store, eventually):
@@ -51,11 +51,11 @@ def test_a_group_that_nobody_has_joined_yet_is_not_replaced_unless_asked(store, 
     first = submit(store, "train", 2)
     with pytest.raises(GroupAlreadyRunning, match="no worker has joined yet") as caught:
         submit(store, "train", 2)
-    assert (caught.value.run, caught.value.live) == (first.run, ())
+    assert (caught.value.run, caught.value.running_ranks) == (first.run, ())
     second = submit(store, "train", 1, replace=True)
     assert find(store, "train").run == second.run != first.run
     assert worker("a", run=second.run).rank == 0
-    with pytest.raises(GroupAlreadyRunning, match="has live workers 0"):
+    with pytest.raises(GroupAlreadyRunning, match="has running workers 0"):
         submit(store, "train", 1, replace=True)
 
 
@@ -162,7 +162,7 @@ def killed_anywhere(connect, do, count=30):
 
 
 def test_wherever_a_submitter_dies_the_group_is_there_whole_or_not_at_all(connect, worker, store):
-    """The residue of a run that it replace_live is gone, or a sweep removes it."""
+    """The residue of a run that it replaces is gone, or a sweep removes it."""
     for number in range(30):
         run = submit(store, f"group{number}", 2).run
         die(worker("a", f"group{number}", run=run))

@@ -98,7 +98,7 @@ def test_a_group_is_seen_from_outside(team, all_at_once, in_thread, store, event
     assert eventually(lambda: dict(inspect_group(store, "train").barriers).get("step"))
     state = inspect_group(store, "train")
     step = dict(state.barriers)["step"]
-    assert (step.parties, step.arrived, state.live, state.master) == (2, ("000000",), (0, 1), None)
+    assert (step.parties, step.arrived, state.running_ranks, state.master) == (2, ("000000",), (0, 1), None)
     assert [status.name for status in inspect(store).groups] == ["train"]
     assert [event.kind for event in group_events(store, "train")] == ["joined", "joined", "all_joined", "healthy"]
     assert [event.number for event in group_events(store, "train", 2)] == [3, 4]

@@ -22,14 +22,14 @@ class GroupDetails:
     Attributes:
         status: Status of the group.
         workers: Records of the workers, sorted by rank.
-        live: Ranks of the running workers, sorted.
+        running_ranks: Ranks of the running workers, sorted.
         barriers: Names and states of the barriers that were used since the last restart of all workers.
         master: Master of the group, or None.
     """
 
     status: GroupStatus
     workers: tuple[WorkerInfo, ...]
-    live: tuple[int, ...]
+    running_ranks: tuple[int, ...]
     barriers: tuple[tuple[str, BarrierState], ...]
     master: MasterInfo | None
 
@@ -62,10 +62,10 @@ def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
         record = decode_record_or_none(store.get(keys.record))
         if record is not None:
             groups.append(GroupHandle(store, keys, record.run).status())
-    there = {status.name for status in groups}
+    current = {status.name for status in groups}
     for group in store.children(f"{namespace}/ended"):
         record = decode_record_or_none(store.get(GroupKeys(namespace, group).ended))
-        if record is not None and group not in there:
+        if record is not None and group not in current:
             ended.append((group, record))
     return GroupOverview(tuple(groups), tuple(ended))
 
@@ -84,17 +84,19 @@ def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> Gr
         return None
     run = keys.for_run(record.run)
     status = GroupHandle(store, keys, record.run).status()
-    live = tuple(sorted(int(name) for name in store.children(run.leases) if name.isdecimal()))
+    running_ranks = tuple(sorted(int(name) for name in store.children(run.leases) if name.isdecimal()))
     barriers = []
     for name in store.children(run.barriers_prefix(status.epoch)):
         state = _read_barrier(store, run.barrier_key(status.epoch, name))
         if state is not None:
             barriers.append((name, state))
     members = tuple(decode_members(store.list(run.members)))
-    return GroupDetails(status, members, live, tuple(barriers), find_master(store, group, namespace=namespace))
+    master = find_master(store, group, namespace=namespace)
+    return GroupDetails(status, members, running_ranks, tuple(barriers), master)
 
 
 def _read_barrier(store: Store, name: str) -> BarrierState | None:
+    """Return the state of a barrier; None if it is unreadable."""
     try:
         return barrier_state(store, name)
     except BadRecord:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Name of the port at which worker 0 is reached.
 MASTER_PORT = "master"
-#: How a process ended: its part is done, it failed and is restarted, or it was stopped from here.
-ExitKind = Literal["done", "failed", "ended"]
+#: How a process ended: its part is done, it failed and is restarted, or this agent or its deadline stopped it.
+ExitKind = Literal["done", "failed", "stopped"]
 
 #: A process is stopped when this fraction of the session's TTL is left.
 _MARGIN_PART = 0.25
@@ -174,14 +174,13 @@ def classify_exit(end: ChildEnd, *, was_stopped: bool) -> ExitKind:
 
     Args:
         end: How the process ended.
-        was_stopped: Whether this agent asked it to stop. Such a process is classified as ``ended``, whatever its exit
-            code.
+        was_stopped: Whether this agent asked it to stop. Such a process counts as ``stopped``, whatever its exit code.
     Returns:
-        ``done`` if the process has finished its work; ``ended`` if this agent or the loss of its session stopped it;
+        ``done`` if the process has finished its work; ``stopped`` if this agent or the loss of its session stopped it;
             otherwise ``failed``.
     """
     if was_stopped or end.why in {"deadline", "requested"}:
-        return "ended"
+        return "stopped"
     return "done" if end.is_success else "failed"
 
 
@@ -237,7 +236,7 @@ class AgentSlot:
 
     def join(self) -> None:
         """Join the group for the first time, with this slot's key."""
-        self._join(replace_live=False)
+        self._join(replace_running=False)
 
     def run(self) -> None:
         """Run the worker's process, again after each loss, until the worker has completed or is no longer in the group.
@@ -265,17 +264,17 @@ class AgentSlot:
 
     # The worker
 
-    def _join(self, *, replace_live: bool) -> None:
+    def _join(self, *, replace_running: bool) -> None:
         """Join the group with this slot's key, for the first time or again. If the session has ended, open a new one.
 
         Args:
-            replace_live: Whether to replace a running worker with this key instead of waiting for its end.
+            replace_running: Whether to replace a running worker with this key instead of waiting for its end.
         """
         if self._session is None or self._session.remaining_s() <= 0.0:
             if self._session is not None:
                 self._session.close()
             ttl_s = session_ttl_s(self._store, self._spec.ttl_s, SESSION_TTL_S)
-            self._session, replace_live = self._store.open_session(ttl_s), False
+            self._session, replace_running = self._store.open_session(ttl_s), False
         worker = GroupWorker(
             self._store,
             self._group,
@@ -284,7 +283,7 @@ class AgentSlot:
             info=self._build_info(),
             namespace=self._namespace,
             session=self._session,
-            replace=replace_live,
+            replace=replace_running,
         )
         with self._mutex:
             old, self._worker = self._worker, worker
@@ -294,28 +293,27 @@ class AgentSlot:
             info = worker.join(self._spec.join_s)
         finally:
             if old is not None:
-                old.close()  # its lease is ours now, so closing it does not leave the group
+                old.close()  # the new worker has its lease, so closing it does not leave the group
         self._update_state(rank=info.rank, restarts=info.restarts, epoch=worker.epoch)
 
     def _build_info(self, **ports: int) -> WorkerInfo:
         return WorkerInfo(ip=self._spec.address, node=self._spec.host, ports=ports)
 
     def _run_until_complete(self) -> None:
-        backoff, is_in = Backoff(), True
+        backoff, is_member = Backoff(), True
         worker = self._worker
         while not self._stopping.is_set():
             try:
-                if not is_in:
-                    self._join(replace_live=True)
+                if not is_member:
+                    self._join(replace_running=True)
                 worker = self._worker
                 assert worker is not None
                 worker.run(self._run_process, prepare=self._publish_port)
             except ProcessLost:
-                is_in = (
-                    self._worker is not worker
-                )  # else the process was stopped because its session was about to expire
+                # otherwise the process was stopped because its session was about to expire
+                is_member = self._worker is not worker
             except TRANSIENT_ERRORS as error:
-                is_in = False
+                is_member = False
                 self._update_state(state="rejoining", why=str(error))
                 self._store.clock.wait(self._stopping, backoff.next_s())
             else:
@@ -352,17 +350,18 @@ class AgentSlot:
             raise ProcessLost from error
 
     def _supervise_process(self, worker: GroupWorker) -> None:
+        """Start the worker's process, and extend its deadline while the session lasts. Return when it is done."""
         assert self._session is not None
         with worker.guard_work(self._session.ttl_s * _MARGIN_PART) as work:
             env = self._build_environment(worker)
             with DeadlineExtender(self._session.remaining_s) as extender:
                 child = self._start(env, extender.until)
-                take_back = work.stopped.call_when_set(partial(child.stop, self._spec.grace_s))
+                remove_callback = work.stopped.call_when_set(partial(child.stop, self._spec.grace_s))
                 try:
                     extender.add(child)
                     end = child.wait()
                 finally:
-                    take_back()
+                    remove_callback()
                     child.close()
                     with self._mutex:
                         self._child = None
@@ -388,6 +387,12 @@ class AgentSlot:
         return {**os.environ, **variables}
 
     def _start(self, env: dict[str, str], until: float) -> Child:
+        """Start the worker's process.
+
+        Args:
+            env: Environment variables of the process.
+            until: Deadline, by the monotonic clock, at which its supervisor stops it.
+        """
         log = self._spec.log_path(self._state.rank)
         self._release_port()  # the process binds it
         with self._mutex:
@@ -405,17 +410,27 @@ class AgentSlot:
         return child
 
     def _handle_exit(self, worker: GroupWorker, end: ChildEnd, *, was_stopped: bool) -> None:
+        """Return if the process has finished its work. After a failure, join again under the same key.
+
+        Args:
+            worker: The worker.
+            end: How the process ended.
+            was_stopped: Whether this agent asked it to stop.
+        Raises:
+            ProcessLost: The process may be run again.
+            OwnershipLost: The epoch has ended, or the worker is no longer in the group.
+        """
         self._raise_if_stopping()
-        means = classify_exit(end, was_stopped=was_stopped)
-        if means == "done":
+        kind = classify_exit(end, was_stopped=was_stopped)
+        if kind == "done":
             return
-        if means == "ended":
+        if kind == "stopped":
             _ = worker.fence  # raises if the epoch has ended or the worker is out of the group
             raise ProcessLost
         with self._failure_lock:  # of simultaneous failures only the first counts as a restart
             worker.check()
             self._update_state(state="rejoining")
-            self._join(replace_live=True)
+            self._join(replace_running=True)
         raise ProcessLost
 
     def _raise_if_stopping(self) -> None:

@@ -173,9 +173,9 @@ async def explain_broken_barrier(
         record = decode_record_or_none(await ask(store.get, keys.record), keys.run)
     except (Unavailable, OutcomeUnknown):
         return error
-    done = {info.rank for info in infos if info.status == COMPLETED}
-    came = {int(each) for each in error.arrived if each.isdecimal()}
-    missing = sorted(set(range(record.workers if record is not None else 0)) - done - came)
+    completed = {info.rank for info in infos if info.status == COMPLETED}
+    arrived = {int(member) for member in error.arrived if member.isdecimal()}
+    missing = sorted(set(range(record.workers if record is not None else 0)) - completed - arrived)
     known = {info.rank: f"{info.rank} ({info.key}, {info.status})" for info in infos}
     who = format_first_values([known.get(number, f"{number} (never joined)") for number in missing])
     why = str(error).partition("; ")[0]
@@ -183,7 +183,7 @@ async def explain_broken_barrier(
     return BarrierBroken(
         f"group {keys.group.group!r}, barrier {name!r}: {message}",
         tuple(map(str, missing)),
-        tuple(map(str, sorted(came))),
+        tuple(map(str, sorted(arrived))),
     )
 
 
@@ -315,11 +315,11 @@ class RecordWriter:
         membership, backoff = self._membership, Backoff()
         while await explain_exit(self._store, membership, state := await self._read_state()) is None:
             snapshot = await self._build_snapshot(state)
-            live: list[str] = []
+            lease_keys: list[str] = []
             if snapshot.record.is_final:
-                live = [entry.key for entry in await ask(self._store.list, membership.keys.leases)]
+                lease_keys = [entry.key for entry in await ask(self._store.list, membership.keys.leases)]
             txn = transactions.build_leave_txn(
-                snapshot, membership.info.rank, live, membership.build_fence(self._store)
+                snapshot, membership.info.rank, lease_keys, membership.build_fence(self._store)
             )
             try:
                 await ask(self._store.commit, txn.checks, txn.ops)
@@ -366,6 +366,13 @@ class RecordWriter:
         return GroupSnapshot(keys, state.record, time.time())
 
     async def _require_member(self, state: WorkerState) -> Entry:
+        """Return the entry of the worker's record.
+
+        Args:
+            state: Stored state of the worker.
+        Raises:
+            LatchworkError: The worker is not in the group anymore.
+        """
         if state.member is None:
             error = await explain_exit(self._store, self._membership, state)
             raise error or WorkerRemoved(f"{self._what} was removed")

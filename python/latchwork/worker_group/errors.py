@@ -12,13 +12,13 @@ class GroupAlreadyRunning(LatchworkError):
 
     Attributes:
         run: ID of the existing run.
-        live: Ranks of its running workers, sorted.
+        running_ranks: Ranks of its running workers, sorted.
     """
 
-    def __init__(self, message: str, run: str = "", live: Sequence[int] = ()) -> None:
+    def __init__(self, message: str, run: str = "", running_ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.run = run
-        self.live: tuple[int, ...] = tuple(live)
+        self.running_ranks: tuple[int, ...] = tuple(running_ranks)
 
 
 class GroupFull(LatchworkError):

@@ -57,15 +57,15 @@ class EventListeners:
     def __init__(self, store: Store, membership: WorkerMembership) -> None:
         self._store = store
         self._keys = membership.keys
-        self._replays = not membership.is_new
-        self._delivered = membership.events
-        self._known = membership.events
+        self._repeats_all_joined = not membership.is_new
+        self._last_delivered = membership.event_count
+        self._last_written = membership.event_count
         self._listeners: dict[object, Listener] = {}
         self._lock = mutex()
         self._notifier = Notifier()
         self._closed = Signal()
         self._dispatcher: Dispatcher | None = None
-        self._announcer: ListenerQueue | None = None
+        self._queue: ListenerQueue | None = None
         self._reader: Background | None = None
 
     def on_event(self, fn: Listener) -> Callable[[], None]:
@@ -80,7 +80,7 @@ class EventListeners:
         with self._lock:
             if self._reader is None and not self._closed.is_set():
                 self._dispatcher = Dispatcher(f"events-{self._keys.group.group}", size=1)
-                self._announcer = ListenerQueue(self._dispatcher, f"a listener of group {self._keys.group.group!r}")
+                self._queue = ListenerQueue(self._dispatcher, f"a listener of group {self._keys.group.group!r}")
                 self._reader = Background(self._read, f"latchwork-events-{self._keys.group.group}")
         return cancel
 
@@ -91,7 +91,7 @@ class EventListeners:
             number: Number of the last event that was added to the group.
         """
         with self._notifier.mutex:
-            self._known = max(self._known, number)
+            self._last_written = max(self._last_written, number)
             self._notifier.notify_all()
 
     async def close(self) -> None:
@@ -101,8 +101,8 @@ class EventListeners:
             self._notifier.notify_all()
         if self._reader is not None and not self._reader.is_running_here:
             await self._reader
-        if self._announcer is not None and self._dispatcher is not None:
-            await self._announcer.wait_until_delivered(self._store.clock, 1.0)
+        if self._queue is not None and self._dispatcher is not None:
+            await self._queue.wait_until_delivered(self._store.clock, 1.0)
             self._dispatcher.close()
             self._dispatcher.close_callback_queues()
 
@@ -110,32 +110,38 @@ class EventListeners:
         backoff = Backoff()
         while not self._closed.is_set():
             with self._notifier.mutex:
-                version, known = self._notifier.version, self._known
+                version, last = self._notifier.version, self._last_written
             pause_s = None
             try:
-                await self._deliver(known)
+                await self._deliver(last)
                 backoff.reset()
             except Closed:
                 return
             except LatchworkError as error:
                 _log.info("cannot read the events of group %r, retrying: %s", self._keys.group.group, error)
                 pause_s = backoff.next_s()
-            if pause_s is not None or known == self._known:
+            if pause_s is not None or last == self._last_written:
                 await self._notifier.wait_for_change(version, self._store.clock, pause_s)
 
-    async def _deliver(self, known: int) -> None:
-        found = await read_events(self._store, self._keys, self._delivered, known)
-        if self._replays:
-            before = await read_events(self._store, self._keys, 0, self._delivered)
+    async def _deliver(self, last: int) -> None:
+        """Queue the events up to a number for the listeners. A restarted worker first gets the last ``all_joined``.
+
+        Args:
+            last: Number of the last event to deliver.
+        """
+        found = await read_events(self._store, self._keys, self._last_delivered, last)
+        if self._repeats_all_joined:
+            before = await read_events(self._store, self._keys, 0, self._last_delivered)
             found = [event for event in before if event.kind == "all_joined"][-1:] + found
-            self._replays = False
-        self._delivered = known
-        assert self._announcer is not None
-        self._announcer.post(
-            *(partial(self._call, number, event) for event in found for number in list(self._listeners))
+            self._repeats_all_joined = False
+        self._last_delivered = last
+        assert self._queue is not None
+        self._queue.post(
+            *(partial(self._call, registration, event) for event in found for registration in list(self._listeners))
         )
 
-    def _call(self, number: object, event: GroupEvent) -> None:
-        fn = self._listeners.get(number)
+    def _call(self, registration: object, event: GroupEvent) -> None:
+        """Call a listener with an event, unless the listener was removed meanwhile."""
+        fn = self._listeners.get(registration)
         if fn is not None:
             fn(event)

@@ -55,7 +55,8 @@ class MasterInfo:
 
 
 class GroupMaster(Closable):
-    """A candidate for the master of a group: ``with GroupMaster(store, "train", "10.0.0.7:80") as one: one.wait()``.
+    """A candidate for the master of a group: ``with GroupMaster(store, "train", "10.0.0.7:80") as master:
+    master.wait()``.
 
     Construction does no I/O. Thread-safe.
 
@@ -77,7 +78,7 @@ class GroupMaster(Closable):
         self._election = Election(store, self._keys.master, node_id=f"{identity.host}:{identity.pid}", session=session)
         self._term: Term | None = None
         self._closed = Signal()
-        self._watch: Background | None = None
+        self._loss_reporter: Background | None = None
         self._notifier = Notifier()
 
     def __repr__(self) -> str:
@@ -100,10 +101,10 @@ class GroupMaster(Closable):
         term = await coroutine_of(self._election.campaign)(self._value, timeout_s=timeout_s)
         self._term = term
         await self._record_restart(term)
-        if self._watch is not None:  # of an earlier term
+        if self._loss_reporter is not None:  # of an earlier term
             self._wake_thread()
-            await self._watch
-        self._watch = Background(self._run, f"latchwork-master-{self._keys.group}")
+            await self._loss_reporter
+        self._loss_reporter = Background(self._run, f"latchwork-master-{self._keys.group}")
         return term
 
     @shielded
@@ -112,8 +113,8 @@ class GroupMaster(Closable):
         self._closed.set()
         self._wake_thread()
         await coroutine_of(self._election.close)()
-        if self._watch is not None and not self._watch.is_running_here:
-            await self._watch
+        if self._loss_reporter is not None and not self._loss_reporter.is_running_here:
+            await self._loss_reporter
 
     def _wake_thread(self) -> None:
         with self._notifier.mutex:
@@ -127,13 +128,13 @@ class GroupMaster(Closable):
         """
         last_run_key = self._keys.last_master_run
         while True:
-            entry, had = await ask(self._store.get_many, [self._keys.record, last_run_key])
+            entry, last_run = await ask(self._store.get_many, [self._keys.record, last_run_key])
             record = decode_record_or_none(entry)
             if entry is None or record is None:
                 return
             snapshot = GroupSnapshot(self._keys.for_run(record.run), entry, time.time())
             try:
-                if had is None or had.value.decode("utf-8", "replace") != record.run:
+                if last_run is None or last_run.value.decode("utf-8", "replace") != record.run:
                     txn = transactions.build_first_master_txn(snapshot, term.fence, last_run_key)
                 else:
                     txn = transactions.build_new_master_txn(snapshot, term.fence)
@@ -145,6 +146,7 @@ class GroupMaster(Closable):
                 return
 
     async def _run(self) -> None:
+        """Report lost workers of one run after another, while this process is the master."""
         backoff = Backoff(longest_s=_AGAIN_S)
         while not self._closed.is_set() and self._term is not None and self._term.is_leader:
             try:
@@ -177,8 +179,8 @@ class GroupMaster(Closable):
                 if not mirror.is_ready:
                     await self._notifier.wait_for_change(version, self._store.clock, _AGAIN_S)
                     continue
-                now = mirror.record
-                if now is None or now.is_final:
+                current = mirror.record
+                if current is None or current.is_final:
                     return
                 due, next_s = detector.take_due_losses(mirror.list_missing_workers(), 0, self._store.clock.now())
                 for member in due:
@@ -191,6 +193,7 @@ class GroupMaster(Closable):
 
 
 def _election(store: Store, keys: GroupKeys) -> Election:
+    """Return the election of a group's master, to read it without being a candidate."""
     return Election(store, keys.master, node_id="looks")
 
 

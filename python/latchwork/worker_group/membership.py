@@ -61,7 +61,7 @@ class WorkerMembership:
         info: Record of the worker as it joined.
         session: Session that its lease is bound to.
         lease: Its lease.
-        events: Number of events before it joined.
+        event_count: Number of events before it joined.
         is_new: Whether it has joined for the first time.
     """
 
@@ -69,7 +69,7 @@ class WorkerMembership:
     info: WorkerInfo
     session: Session
     lease: Entry
-    events: int
+    event_count: int
     is_new: bool
 
     def build_fence(self, store: Store, epoch: Entry | None = None) -> Fence:
@@ -167,8 +167,8 @@ class JoinLock:
             if turn_signal in self._queue:
                 self._queue.remove(turn_signal)
             first = self._queue[:1]
-        for each in first:
-            each.set()
+        for signal in first:
+            signal.set()
         if not first:
             self._emptied.set()
             self._on_empty(self)
@@ -208,8 +208,8 @@ def get_join_lock(store: Store, keys: GroupKeys) -> JoinLock:
         return JoinLock()
     registry = _join_locks.setdefault(store, {})
 
-    def forget(one: JoinLock) -> None:  # threads that hold it keep using it; two locks are only slower
-        if registry.get(keys.record) is one:
+    def forget(lock: JoinLock) -> None:  # threads that hold it keep using it; two locks are only slower
+        if registry.get(keys.record) is lock:
             registry.pop(keys.record, None)
 
     return registry.setdefault(keys.record, JoinLock(forget))
@@ -224,7 +224,7 @@ class Joiner:
         info: Information about the worker, with its key.
         run: Required run; None accepts the current one.
         create: Record of the group to create if there is none; None waits until another client submits it.
-        replace_live: Whether to fence out a running process with the same key instead of waiting for its end.
+        replace_running: Whether to fence out a running process with the same key instead of waiting for its end.
 
     Attributes:
         epoch: Epoch in which the worker has joined; None before.
@@ -238,7 +238,7 @@ class Joiner:
         *,
         run: str | None,
         create: GroupRecord | None,
-        replace_live: bool,
+        replace_running: bool,
     ) -> None:
         self._store = store
         self._group = keys
@@ -249,7 +249,7 @@ class Joiner:
         self._turn_signal = Signal()
         self._run = run
         self._create = create
-        self._replace = replace_live
+        self._replace_running = replace_running
         self._position: QueuePosition | None = None
         self._queue: TicketQueue | None = None
 
@@ -293,7 +293,7 @@ class Joiner:
                     await waiter.pause(deadline.left_s(backoff.next_s()))
                 await self._wait_for_turn(snapshot.keys, waiter, deadline)
         finally:
-            self._dequeue()
+            self._leave_thread_queue()
             if self._position is not None and self._queue is not None:
                 await self._queue.leave(self._position)
 
@@ -345,39 +345,41 @@ class Joiner:
         if self._turn_signal.is_set() or self._position is not None or deadline.has_passed:
             return
         self._join_lock.enqueue(self._turn_signal)
-        take_back = waiter.cancelled.call_when_set(self._turn_signal.set)
+        remove_callback = waiter.cancelled.call_when_set(self._turn_signal.set)
         try:
             await Pause(self._store.clock, self._turn_signal, deadline.left_s())
         finally:
-            take_back()
+            remove_callback()
         waiter.session.ensure_usable()
 
     def _cached_record(self) -> Entry | None:
         """Return the cached record of the group if a new worker can join with it; otherwise None."""
         entry = self._join_lock.record
         record = decode_record_or_none(entry)
-        is_enough = (
+        is_usable = (
             record is not None and not record.is_final and not record.is_full and self._run in {None, record.run}
         )
-        return entry if is_enough else None
+        return entry if is_usable else None
 
-    def _dequeue(self) -> None:
+    def _leave_thread_queue(self) -> None:
+        """Let the next thread of this process join. This thread may enter the queue again."""
         turn, self._turn_signal = self._turn_signal, Signal()
         self._join_lock.leave(turn)
 
-    async def abandon(self, hurry: Signal) -> None:
+    async def abandon(self, skip_pauses: Signal) -> None:
         """Remove the lease that an interrupted join has written or may still write.
 
         Args:
-            hurry: Signal that ends the pauses between attempts.
+            skip_pauses: Signal that ends the pauses between attempts.
         """
         for pause_s in (*_ABANDON_PAUSES_S, 0.0):
             with suppress(LatchworkError):
                 await self._undo_join()
-            if not hurry.is_set():
-                await Pause(self._store.clock, hurry, pause_s)
+            if not skip_pauses.is_set():
+                await Pause(self._store.clock, skip_pauses, pause_s)
 
     async def _undo_join(self) -> None:
+        """Delete the worker's lease if this join has written it."""
         entry = await ask(self._store.get, self._group.record)
         record = decode_record_or_none(entry)
         if entry is None or record is None:
@@ -387,9 +389,9 @@ class Joiner:
         info = None if member is None else WorkerInfo.decode_or_none(member)
         if info is None or info.incarnation != self._info.incarnation:
             return
-        live = await ask(self._store.get, keys.lease_key(info.rank))
-        if live is not None and decode_incarnation(live) == info.incarnation:
-            await ask(self._store.delete, live.key, version=live.version)
+        lease = await ask(self._store.get, keys.lease_key(info.rank))
+        if lease is not None and decode_incarnation(lease) == info.incarnation:
+            await ask(self._store.delete, lease.key, version=lease.version)
 
     # Group record
 
@@ -406,7 +408,7 @@ class Joiner:
             entry = await ask(self._store.get, self._group.record)
             if entry is not None:
                 return entry
-            self._dequeue()
+            self._leave_thread_queue()
             if self._run is not None:
                 raise WrongRun(f"{self._what} and its run {self._run} no longer exist; do not restart this worker")
             if self._create is not None:
@@ -416,12 +418,24 @@ class Joiner:
                 self._raise_if_late(deadline, waiter, "it was not submitted")
 
     def _decode(self, entry: Entry) -> GroupRecord:
+        """Decode the group's record.
+
+        Raises:
+            WrongRun: The group is in another run than the required one.
+        """
         record = GroupRecord.from_entry(entry)
         if self._run is not None and record.run != self._run:
             raise WrongRun(f"{self._what} is in run {record.run}, not in {self._run}; do not restart this worker")
         return record
 
     def _raise_if_late(self, deadline: Deadline, waiter: Waiter, why: str) -> None:
+        """Raise an error if the worker was closed or the deadline has passed.
+
+        Args:
+            deadline: Time at which to give up.
+            waiter: Waiter of the caller.
+            why: Reason of the delay, for the message.
+        """
         if waiter.is_cancelled:
             waiter.session.ensure_usable()
             raise Closed(f"{self._what} was not joined because the worker was closed; create another worker")
@@ -448,14 +462,24 @@ class Joiner:
         if member is None:
             return await self._take_next_rank(snapshot, session)
         old = WorkerInfo.from_entry(member)
-        live = await ask(self._store.get, snapshot.keys.lease_key(old.rank))
+        lease = await ask(self._store.get, snapshot.keys.lease_key(old.rank))
         if old.incarnation == self._info.incarnation:  # an earlier attempt succeeded, but its answer was lost
-            return self._resume(snapshot, old, session, live)
-        if live is not None and not self._replace:
-            return await self._wait_for_predecessor(live, old, waiter, deadline)
+            return self._confirm_earlier_attempt(snapshot, old, session, lease)
+        if lease is not None and not self._replace_running:
+            return await self._wait_for_predecessor(lease, old, waiter, deadline)
         return await self._rejoin(snapshot, member, old, session)
 
     async def _take_next_rank(self, snapshot: GroupSnapshot, session: Session) -> WorkerMembership | None:
+        """Try once to join as a new worker, with the next free rank. Return None if the group has changed.
+
+        If the group has ended and this worker may create it, submit it again and return None.
+
+        Args:
+            snapshot: Group state as it was read.
+            session: Session to which the lease is bound.
+        Raises:
+            GroupFull, GroupTerminated: No worker can join the group.
+        """
         record = snapshot.record
         if record.is_final:
             if self._create is not None and not await ask(self._store.children, snapshot.keys.leases):
@@ -497,6 +521,17 @@ class Joiner:
     async def _rejoin(
         self, snapshot: GroupSnapshot, member: Entry, old: WorkerInfo, session: Session
     ) -> WorkerMembership | None:
+        """Try once to join with the worker's previous rank. Return None if the group has changed.
+
+        Args:
+            snapshot: Group state as it was read.
+            member: Stored record of the worker.
+            old: The decoded record.
+            session: Session to which the lease is bound.
+        Raises:
+            GroupTerminated: The worker or the group has failed, or the group was terminated.
+            RestartsExceeded: The worker was restarted too often. The group has failed.
+        """
         record = snapshot.record
         if old.status == FULLY_FAILED or (record.is_final and old.status != COMPLETED):
             raise GroupTerminated(f"{self._what} has ended: {record.why or record.state}; submit it again")
@@ -518,6 +553,15 @@ class Joiner:
     async def _commit(
         self, snapshot: GroupSnapshot, txn: GroupTxn, info: WorkerInfo, session: Session, *, is_new: bool
     ) -> WorkerMembership | None:
+        """Commit the transaction that joins the worker, and return its membership. Return None after a conflict.
+
+        Args:
+            snapshot: Group state from which the transaction was built.
+            txn: The transaction.
+            info: Record of the worker, with its rank.
+            session: Session to which the lease is bound.
+            is_new: Whether the worker joins for the first time.
+        """
         try:
             done = await ask(self._store.commit, [*txn.checks, session.fence], txn.ops)
         except Conflict:
@@ -526,30 +570,50 @@ class Joiner:
         self._join_lock.record = done.entries[0] if done.entries[0].key == self._group.record else None
         written = {entry.key: entry for entry in done.entries}
         info = WorkerInfo.from_entry(written[snapshot.keys.member_key(info.key)])
-        live = written[snapshot.keys.lease_key(info.rank)]
+        lease = written[snapshot.keys.lease_key(info.rank)]
         _log.info("worker %r has joined %s with rank %d", info.key, self._what, info.rank)
-        return WorkerMembership(snapshot.keys, info, session, live, snapshot.record.event_count, is_new)
+        return WorkerMembership(snapshot.keys, info, session, lease, snapshot.record.event_count, is_new)
 
-    def _resume(
-        self, snapshot: GroupSnapshot, info: WorkerInfo, session: Session, live: Entry | None
+    def _confirm_earlier_attempt(
+        self, snapshot: GroupSnapshot, info: WorkerInfo, session: Session, lease: Entry | None
     ) -> WorkerMembership:
-        if live is None or decode_incarnation(live) != info.incarnation or live.owner != session.id:
+        """Return the membership that an earlier attempt of this join has stored.
+
+        Args:
+            snapshot: Group state as it was read.
+            info: Stored record of the worker.
+            session: Session to which the lease must be bound.
+            lease: The stored lease; None if there is none.
+        Raises:
+            NodeIdInUse: Another process has replaced the worker since then.
+        """
+        if lease is None or decode_incarnation(lease) != info.incarnation or lease.owner != session.id:
             raise NodeIdInUse(
                 f"another process has just joined {self._what} as {info.key!r}; give each worker its own key"
             )
         return WorkerMembership(
-            snapshot.keys, info, session, live, max(0, snapshot.record.event_count - 1), not info.restarts
+            snapshot.keys, info, session, lease, max(0, snapshot.record.event_count - 1), not info.restarts
         )
 
     async def _wait_for_predecessor(
-        self, live: Entry, old: WorkerInfo, waiter: Waiter, deadline: Deadline
+        self, lease: Entry, old: WorkerInfo, waiter: Waiter, deadline: Deadline
     ) -> WorkerMembership | None:
-        self._dequeue()
+        """Wait until the running process with the same key has ended. Return None: the caller tries again.
+
+        Args:
+            lease: Lease of that process.
+            old: Stored record of the worker.
+            waiter: Waiter of the caller.
+            deadline: Time at which to give up.
+        Raises:
+            NodeIdInUse: The process is still running at the deadline.
+        """
+        self._leave_thread_queue()
 
         def is_gone(batch: object) -> bool:
             return all(change.entry is None for change in batch)  # type: ignore[attr-defined]
 
-        if deadline.has_passed or not await waiter.watch_until(live.key, is_gone, deadline):
+        if deadline.has_passed or not await waiter.watch_until(lease.key, is_gone, deadline):
             waiter.session.ensure_usable()
             raise NodeIdInUse(
                 f"worker {old.rank} ({old.key}) of {self._what} is running elsewhere; "
@@ -570,16 +634,16 @@ class Joiner:
             return
         self._queue = TicketQueue(self._store, keys.join_queue, self._what, self._info.key)
         try:
-            self._position = await waiter.keep_trying(lambda: self._join_queue(waiter.session), deadline)
-            await waiter.keep_trying(lambda: self._await_turn(waiter, deadline), deadline)
+            self._position = await waiter.keep_trying(lambda: self._take_ticket(waiter.session), deadline)
+            await waiter.keep_trying(lambda: self._await_first_place(waiter, deadline), deadline)
         except BadRecord:
             _log.warning("%s: ignoring an unreadable ticket in the join queue", self._what)
 
-    async def _join_queue(self, session: Session) -> QueuePosition:
+    async def _take_ticket(self, session: Session) -> QueuePosition:
         assert self._queue is not None
         return await self._queue.join(session)
 
-    async def _await_turn(self, waiter: Waiter, deadline: Deadline) -> bool:
+    async def _await_first_place(self, waiter: Waiter, deadline: Deadline) -> bool:
         assert self._queue is not None
         assert self._position is not None
         return await await_turn(self._queue, self._position, waiter, deadline)

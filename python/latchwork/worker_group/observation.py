@@ -121,7 +121,9 @@ class Roster:
         """Return the workers that should be running but have no lease, sorted by rank."""
         missing = sorted(self._by_lease.keys() - self._leases.keys())
         members = [(lease, self._members[self._by_lease[lease]][1]) for lease in missing]
-        return [MissingWorker(each, self._expired.get(lease) == decode_incarnation(each)) for lease, each in members]
+        return [
+            MissingWorker(member, self._expired.get(lease) == decode_incarnation(member)) for lease, member in members
+        ]
 
 
 class GroupMirror:
@@ -148,8 +150,8 @@ class GroupMirror:
 
             self._record_mirror, self._epoch = follow(keys.record, _ignore_change), follow(keys.epoch, _ignore_change)
             self._members = follow(keys.members, self._roster.set_member)
-            self._live = follow(keys.leases, self._roster.set_lease)
-            self._opened = opened.pop_all()
+            self._leases = follow(keys.leases, self._roster.set_lease)
+            self._mirrors = opened.pop_all()
 
     def _record_changes(self, prefix: str, batch: Batch, handle_change: Callable[[str, Entry | None], None]) -> None:
         with self._notifier.mutex:
@@ -165,7 +167,7 @@ class GroupMirror:
 
     def close(self) -> None:
         """Stop watching the run."""
-        self._opened.close()
+        self._mirrors.close()
 
     @property
     def record_entry(self) -> Entry | None:
@@ -184,7 +186,7 @@ class GroupMirror:
 
     def get_lease(self, key: str) -> Entry | None:
         """Return the lease with this key; None if its worker is not running."""
-        return self._live.get(key)
+        return self._leases.get(key)
 
     def count_lower_ranks(self, keys: set[str]) -> int:
         """Count the running workers whose ranks are lower than those of the given workers. See
@@ -212,7 +214,7 @@ class LossDetector:
     """
 
     def __init__(self) -> None:
-        self._since: dict[str, float] = {}
+        self._missing_since: dict[str, float] = {}
 
     def take_due_losses(self, lost: list[MissingWorker], rank: int, now: float) -> tuple[list[Entry], float | None]:
         """Return the lost workers that this process should report now.
@@ -224,14 +226,15 @@ class LossDetector:
         Returns:
             The records of these workers; and the seconds until the next report is due, or None if there is none.
         """
-        found = {f"{each.member.key} {each.member.version}": each for each in lost}
-        self._since = {name: self._since.get(name, now) for name in found}
-        at = {
-            name: since + get_rank_delay_s(rank) + (0.0 if found[name].had_lease else _NEVER_SEEN_S)
-            for name, since in self._since.items()
+        by_version = {f"{worker.member.key} {worker.member.version}": worker for worker in lost}
+        self._missing_since = {name: self._missing_since.get(name, now) for name in by_version}
+        due_times = {
+            name: since + get_rank_delay_s(rank) + (0.0 if by_version[name].had_lease else _NEVER_SEEN_S)
+            for name, since in self._missing_since.items()
         }
-        later = [moment - now for moment in at.values() if moment > now]
-        return [found[name].member for name, moment in at.items() if moment <= now], min(later, default=None)
+        waits_s = [due_at - now for due_at in due_times.values() if due_at > now]
+        due = [by_version[name].member for name, due_at in due_times.items() if due_at <= now]
+        return due, min(waits_s, default=None)
 
 
 async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
@@ -266,7 +269,7 @@ class GroupWatcher:
         self._detector = LossDetector()
         self._sweeper = GroupSweeper(store, namespace=keys.group.namespace, abandon_s=math.inf)
         self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S
-        self._own = mutex()
+        self._own_mutex = mutex()
         self._workers: dict[object, WorkerWatcher] = {}
         self.mirror = GroupMirror(store, keys, self._notifier)
         self._background = Background(self._run, f"latchwork-workers-{keys.group.group}")
@@ -295,7 +298,7 @@ class GroupWatcher:
         Returns:
             True if no worker is left, so that the watcher stops.
         """
-        with self._registry.mutex if self._registry is not None else self._own:
+        with self._registry.mutex if self._registry is not None else self._own_mutex:
             for worker in workers:
                 self._workers.pop(worker, None)
             if self._workers:
@@ -334,30 +337,32 @@ class GroupWatcher:
             The seconds until the next check; None to wait for a change.
         """
         workers = list(self._workers.values())
-        for each in workers:
-            each.check_session()
-        if self._remove_workers(each for each in workers if each.has_ended) or not self.mirror.is_ready:
+        for worker in workers:
+            worker.check_session()
+        if self._remove_workers(worker for worker in workers if worker.has_ended) or not self.mirror.is_ready:
             return None
         epoch, record = self.mirror.epoch, self.mirror.record
-        doubtful = [
-            each for each in workers if not each.apply_state(epoch, record, self.mirror.get_lease(each.lease_key))
+        seem_gone = [
+            worker
+            for worker in workers
+            if not worker.apply_state(epoch, record, self.mirror.get_lease(worker.lease_key))
         ]
         is_behind = False
-        for each in doubtful:
-            is_behind |= not await each.confirm_exit()
-        if self._remove_workers(each for each in workers if each.has_ended):
+        for worker in seem_gone:
+            is_behind |= not await worker.confirm_exit()
+        if self._remove_workers(worker for worker in workers if worker.has_ended):
             return None
         if record is None or record.is_final:
             return _STALE_RETRY_S if is_behind else None
-        for each in workers:
-            await each.report_scale_down(record)
-        local_lease_keys = {each.lease_key for each in workers if each not in doubtful}
+        for worker in workers:
+            await worker.report_scale_down(record)
+        local_lease_keys = {worker.lease_key for worker in workers if worker not in seem_gone}
         pauses_s = [
             await self._report_losses(local_lease_keys),
             await self._sweep(local_lease_keys),
             _STALE_RETRY_S if is_behind else None,
         ]
-        return min((each for each in pauses_s if each is not None), default=None)
+        return min((pause_s for pause_s in pauses_s if pause_s is not None), default=None)
 
     async def _sweep(self, local_lease_keys: set[str]) -> float:
         """Remove leftover keys of ended groups if a sweep is due. Only the process with the first worker of the group
@@ -376,6 +381,13 @@ class GroupWatcher:
         return self._sweep_at - now
 
     async def _report_losses(self, local_lease_keys: set[str]) -> float | None:
+        """Report the lost workers that this process should report now.
+
+        Args:
+            local_lease_keys: Keys of the leases of the workers that use this store.
+        Returns:
+            The seconds until the next report; None if there is none.
+        """
         lost = self.mirror.list_missing_workers()
         if not local_lease_keys or not lost:
             return None
@@ -406,16 +418,16 @@ def watch_group(store: Store, keys: RunKeys, worker: WorkerWatcher) -> GroupWatc
     Threads that share a store share one watcher. An asyncio task gets its own, because it ends with its event loop.
     """
     if current_task_caller() is not None:
-        one = GroupWatcher(store, keys)
-        one.add_worker(worker)
-        return one
+        watcher = GroupWatcher(store, keys)
+        watcher.add_worker(worker)
+        return watcher
     registry = _registries.setdefault(store, WatcherRegistry())
     with registry.mutex:
-        found = registry.watchers.get(keys.prefix)
-        if found is None:
-            found = registry.watchers[keys.prefix] = GroupWatcher(store, keys, registry)
-        found.add_worker(worker)
-    return found
+        shared = registry.watchers.get(keys.prefix)
+        if shared is None:
+            shared = registry.watchers[keys.prefix] = GroupWatcher(store, keys, registry)
+        shared.add_worker(worker)
+    return shared
 
 
 class WorkerWatcher:
@@ -591,19 +603,19 @@ async def explain_exit(
         membership: Membership of the worker.
         state: Stored state of the worker. None reads it.
     """
-    number, keys = membership.info.rank, membership.keys
-    who = f"worker {number} ({membership.info.key}) of group {keys.group.group!r}"
+    rank, keys = membership.info.rank, membership.keys
+    who = f"worker {rank} ({membership.info.key}) of group {keys.group.group!r}"
     found = state or await read_worker_state(store, membership)
-    live = found.lease
+    lease = found.lease
     if decode_record_or_none(found.record, keys.run) is None:
         ended = decode_record_or_none(await ask(store.get, keys.group.ended), keys.run)
         reason = f"{ended.state}: {ended.why}" if ended is not None and ended.why else "the group no longer exists"
         return GroupTerminated(f"{who} must stop because {reason}; its writes are refused")
-    if live is not None and live.version == membership.lease.version:
+    if lease is not None and lease.version == membership.lease.version:
         return None
     if found.member is None:
         return WorkerRemoved(f"{who} was removed because the group was scaled down; stop the work")
-    if live is not None and decode_incarnation(live) != membership.info.incarnation:
+    if lease is not None and decode_incarnation(lease) != membership.info.incarnation:
         return WorkerRemoved(f"{who} was replaced by another process with the same key; stop the work")
     return SessionLost(f"{who} has lost its lease; stop the work and join again")
 
@@ -620,9 +632,9 @@ async def explain_refused_write(
         state: Stored state of the worker. None reads it.
     """
     found = state or await read_worker_state(store, membership)
-    out = await explain_exit(store, membership, found)
-    if out is not None or epoch is None:
-        return out
+    exit_error = await explain_exit(store, membership, found)
+    if exit_error is not None or epoch is None:
+        return exit_error
     current = decode_record_or_none(found.record, membership.keys.run)
     if current is not None and current.state == FAILED:
         return create_group_failed_error(membership, current)

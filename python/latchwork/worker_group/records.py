@@ -81,7 +81,7 @@ class WorkerInfo(Record, frozen=True):
         """
         info = _WORKER.decode_entry(entry)
         if info.rank < 0:
-            raise BadRecord(f"key {entry.key!r} holds a worker without an id")
+            raise BadRecord(f"key {entry.key!r} holds a worker without a rank")
         return info
 
     @classmethod
@@ -145,7 +145,7 @@ class GroupRecord(Record, frozen=True):
         Raises:
             BadRecord: The entry does not hold a group.
         """
-        return _HEAD.decode_entry(entry)
+        return _GROUP.decode_entry(entry)
 
 
 class GroupEvent(Record, frozen=True):
@@ -190,7 +190,7 @@ class StoredEpoch(Struct, frozen=True):
 
 
 _WORKER: Decoder[WorkerInfo] = Decoder(WorkerInfo, "a worker")
-_HEAD: Decoder[GroupRecord] = Decoder(GroupRecord, "a group of workers")
+_GROUP: Decoder[GroupRecord] = Decoder(GroupRecord, "a group of workers")
 _EVENT: Decoder[GroupEvent] = Decoder(GroupEvent, "an event")
 _LEASE: Decoder[WorkerLease] = Decoder(WorkerLease, "the lease of a worker")
 _EPOCH: Decoder[StoredEpoch] = Decoder(StoredEpoch, "an epoch")
@@ -255,11 +255,11 @@ def merge_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
         old: The stored record.
         info: The new values. Its rank, status and counters are ignored.
     """
-    return replace(old, **{name: getattr(info, name) for name in _OWN})
+    return replace(old, **{name: getattr(info, name) for name in _PUBLISHED_FIELDS})
 
 
 #: Fields that a worker sets itself.
-_OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
+_PUBLISHED_FIELDS = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
 def format_first_values(values: Sequence[object]) -> str:

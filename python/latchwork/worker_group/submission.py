@@ -170,15 +170,15 @@ class GroupHandle:
             snapshot = await self._snapshot()
             if snapshot is None or snapshot.record.is_final:
                 raise Conflict(f"group {self.name!r} has ended and cannot be scaled; submit it again")
-            n = snapshot.record.workers
-            if n == workers:
+            current = snapshot.record.workers
+            if current == workers:
                 return
-            if workers > n:
+            if workers > current:
                 await self._try_commit(transactions.build_scale_up_txn(snapshot, workers))
                 continue
-            least = max(workers, n - transactions.MAX_REMOVED)
+            next_size = max(workers, current - transactions.MAX_REMOVED)
             members = await ask(self._store.list, self._keys.members)
-            await self._try_commit(transactions.build_scale_down_txn(snapshot, least, members))
+            await self._try_commit(transactions.build_scale_down_txn(snapshot, next_size, members))
 
     @blocking
     async def terminate(self, why: str = "it was terminated") -> None:
@@ -213,20 +213,21 @@ class GroupHandle:
         names = await ask(self._store.children, self._keys.leases)
         number = decode_epoch(epoch) if epoch is not None else 0
         is_restarting = bool(number) and record.state == RUNNING and not await self._has_begun(number)
-        live = {int(name) for name in names if name.isdecimal()}
-        at_work = {info.rank for info in members if info.status in ACTIVE}
-        done = {info.rank for info in members if info.status == COMPLETED}
+        running = {int(name) for name in names if name.isdecimal()}
+        active = {info.rank for info in members if info.status in ACTIVE}
+        completed = {info.rank for info in members if info.status == COMPLETED}
+        missing = () if record.is_final else tuple(sorted(set(range(record.workers)) - completed - (active & running)))
         return GroupStatus(
             name=self.name,
             run=record.run,
             state=record.state,
             workers=record.workers,
             joined=record.next_rank,
-            running=len(live),
+            running=len(running),
             completed=record.completed,
             is_restarting=is_restarting,
             epoch=number,
-            missing=tuple(sorted(set(range(record.workers)) - done - (at_work & live))) if not record.is_final else (),
+            missing=missing,
             restarts=sum(info.restarts for info in members),
             created=record.created,
             ended=record.ended,
@@ -235,6 +236,7 @@ class GroupHandle:
         )
 
     async def _has_begun(self, epoch: int) -> bool:
+        """Return whether all workers have passed the first barrier of an epoch."""
         name = self._keys.barrier_key(epoch, INIT)
         init = Barrier(self._store, name, parties=1, member_id="status", per_generation=True)
         return (await coroutine_of(init.check)())[0]
@@ -322,12 +324,12 @@ async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace
         GroupAlreadyRunning: The group exists and cannot be replaced.
     """
     run = keys.for_run(record.run)
-    seen = await ask(store.get, keys.record)
-    entry: Entry | None = seen
+    first_entry = await ask(store.get, keys.record)
+    entry: Entry | None = first_entry
     while True:
         old = decode_record_or_none(entry)
         if entry is not None:
-            await _refuse_running(store, keys, entry, seen, replace_unjoined=replace_unjoined)
+            await _refuse_running(store, keys, entry, first_entry, replace_unjoined=replace_unjoined)
         txn = transactions.build_create_txn(run, record, entry)
         try:
             await ask(store.commit, txn.checks, txn.ops)
@@ -343,18 +345,29 @@ async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace
 
 
 async def _refuse_running(
-    store: Store, keys: GroupKeys, entry: Entry, seen: Entry | None, *, replace_unjoined: bool
+    store: Store, keys: GroupKeys, entry: Entry, first_entry: Entry | None, *, replace_unjoined: bool
 ) -> None:
-    record, before = GroupRecord.from_entry(entry), decode_record_or_none(seen)
+    """Raise an error if a stored group must not be replaced.
+
+    Args:
+        store: Store of the group.
+        keys: Keys of the group.
+        entry: The stored record of the group.
+        first_entry: The record as it was when this client began to submit; None if there was none.
+        replace_unjoined: Whether a group that no worker has joined yet may be replaced.
+    Raises:
+        GroupAlreadyRunning: The group must not be replaced.
+    """
+    record, before = GroupRecord.from_entry(entry), decode_record_or_none(first_entry)
     names = await ask(store.children, keys.for_run(record.run).leases)
-    live = sorted(int(name) for name in names if name.isdecimal())
-    if live:
-        shown = ", ".join(map(str, live[:10])) + (", ..." if len(live) > 10 else "")
+    running_ranks = sorted(int(name) for name in names if name.isdecimal())
+    if running_ranks:
+        shown = ", ".join(map(str, running_ranks[:10])) + (", ..." if len(running_ranks) > 10 else "")
         raise GroupAlreadyRunning(
-            f"group {keys.group!r} is already running: run {record.run} has live workers {shown}; "
+            f"group {keys.group!r} is already running: run {record.run} has running workers {shown}; "
             "terminate it, or use another name",
             record.run,
-            live,
+            running_ranks,
         )
     if before is None or before.run != record.run:
         raise GroupAlreadyRunning(

@@ -53,7 +53,8 @@ class GroupSweeper:
         self._store = get_group_store(store, "sweep")
         self._namespace = check_name(namespace, "workers namespace")
         self._abandon_s = abandon_s
-        self._since: dict[tuple[str, str, int], float] = {}
+        #: When each group was first seen without workers: by group, run and token of its record.
+        self._empty_since: dict[tuple[str, str, int], float] = {}
         self._wall_clock = WallClock(self._store.clock)  # a clock that is wrong for a moment removes nothing
 
     @blocking
@@ -63,37 +64,45 @@ class GroupSweeper:
         Returns:
             The removed groups and runs.
         """
-        swept = GroupSweepResult()
+        result = GroupSweepResult()
         groups = await ask(self._store.children, f"{self._namespace}/groups")
         # Runs first, records second: a run that no record names afterwards can never be used again.
         runs = {group: await ask(self._store.children, GroupKeys(self._namespace, group).runs) for group in groups}
-        before, self._since = self._since, {}
+        before, self._empty_since = self._empty_since, {}
         for group in groups:
-            await self._check_group(GroupKeys(self._namespace, group), runs[group], before, swept)
+            await self._sweep_group(GroupKeys(self._namespace, group), runs[group], before, result)
         for group in await ask(self._store.children, f"{self._namespace}/ended"):
             if await self._delete_final_record(GroupKeys(self._namespace, group)):
-                swept.ended.append(group)
-        return swept
+                result.ended.append(group)
+        return result
 
-    async def _check_group(
-        self, keys: GroupKeys, runs: list[str], before: dict[tuple[str, str, int], float], swept: GroupSweepResult
+    async def _sweep_group(
+        self, keys: GroupKeys, runs: list[str], before: dict[tuple[str, str, int], float], result: GroupSweepResult
     ) -> None:
+        """Delete the keys of old runs of a group. Delete the group if it has ended or was abandoned.
+
+        Args:
+            keys: Keys of the group.
+            runs: IDs of its stored runs, listed before its record was read.
+            before: When each group was first seen without workers, according to the previous sweep.
+            result: Gets the names of what was removed.
+        """
         entry = await ask(self._store.get, keys.record)
         record = decode_record_or_none(entry)
         if entry is not None and record is None:
             return  # unreadable, so it may belong to someone else
-        named = record.run if record is not None else ""
+        current_run = record.run if record is not None else ""
         for run in runs:
-            if run != named:
+            if run != current_run:
                 await ask(self._store.delete_tree, keys.for_run(run).prefix)
-                swept.runs.append(f"{keys.group}/{run}")
+                result.runs.append(f"{keys.group}/{run}")
         if entry is None or record is None or await ask(self._store.children, keys.for_run(record.run).leases):
             return
         if not record.is_final:
-            seen = (keys.group, record.run, entry.token)
+            group_state = (keys.group, record.run, entry.token)
             now = self._store.clock.now()
-            self._since[seen] = before.get(seen, now)
-            if now - self._since[seen] < self._abandon_s:
+            self._empty_since[group_state] = before.get(group_state, now)
+            if now - self._empty_since[group_state] < self._abandon_s:
                 return
         snapshot = GroupSnapshot(keys.for_run(record.run), entry, time.time())
         txn = transactions.build_terminate_txn(snapshot, "no worker was left in it")
@@ -102,7 +111,7 @@ class GroupSweeper:
         except Conflict:
             return
         await ask(self._store.delete_tree, snapshot.keys.prefix)
-        swept.groups.append(keys.group)
+        result.groups.append(keys.group)
 
     async def _delete_final_record(self, keys: GroupKeys) -> bool:
         """Delete the final record of an ended group if its retention time has passed.

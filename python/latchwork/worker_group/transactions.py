@@ -130,16 +130,24 @@ class _EventLog:
     epoch: int = 0
     ops: list[Op] = field(default_factory=list)
 
-    def add(self, kind: str, number: int = -1, why: str = "") -> None:
-        n = self.record.event_count + 1
-        self.record = replace(self.record, event_count=n)
-        self.ops.append(
-            Create(self.keys.event_key(n), GroupEvent(kind, n, number, self.epoch, self.now, why).to_bytes())
-        )
-        if n > MAX_EVENTS:
-            self.ops.append(Delete(self.keys.event_key(n - MAX_EVENTS)))
+    def add(self, kind: str, rank: int = -1, why: str = "") -> None:
+        """Add an event under the next number.
 
-    def txn(self, checks: Iterable[Check], *ops: Op) -> GroupTxn:
+        Args:
+            kind: Kind of the event; see ``GroupEvent``.
+            rank: Rank of the worker; -1 if the event concerns the whole group.
+            why: Reason or details, possibly empty.
+        """
+        number = self.record.event_count + 1
+        self.record = replace(self.record, event_count=number)
+        self.ops.append(
+            Create(self.keys.event_key(number), GroupEvent(kind, number, rank, self.epoch, self.now, why).to_bytes())
+        )
+        if number > MAX_EVENTS:
+            self.ops.append(Delete(self.keys.event_key(number - MAX_EVENTS)))
+
+    def build_txn(self, checks: Iterable[Check], *ops: Op) -> GroupTxn:
+        """Build a transaction with these checks and writes that also writes the group record and the events."""
         return GroupTxn(tuple(checks), (Put(self.keys.record, self.record.to_bytes()), *ops, *self.ops), self.record)
 
 
@@ -151,9 +159,9 @@ def build_create_txn(keys: RunKeys, record: GroupRecord, old: Entry | None) -> G
         record: Record of the group.
         old: Record of the ended run, which is replaced; None if the group does not exist.
     """
-    free: Check = Absent(keys.record) if old is None else At(old)
+    unchanged: Check = Absent(keys.record) if old is None else At(old)
     write = Create(keys.record, record.to_bytes()) if old is None else Put(keys.record, record.to_bytes())
-    return GroupTxn((free,), (write, Create(keys.epoch, encode_epoch(0))), record)
+    return GroupTxn((unchanged,), (write, Create(keys.epoch, encode_epoch(0))), record)
 
 
 def build_join_txn(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> GroupTxn:
@@ -171,7 +179,7 @@ def build_join_txn(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, 
     log.add("joined", info.rank)
     if log.record.is_full:
         log.add("all_joined")
-    return log.txn(
+    return log.build_txn(
         [At(entry), Absent(keys.member_key(info.key))],
         Create(keys.member_key(info.key), info.to_bytes()),
         Create(keys.lease_key(info.rank), encode_lease(info), session),
@@ -204,7 +212,7 @@ def build_rejoin_txn(
         ops = _record_healthy_if_missing(log, epoch_state)
         log.add("restarted", old.rank)
         ops += _start_next_epoch(log, epoch_state)
-    return log.txn(
+    return log.build_txn(
         [At(entry), At(member), *epoch_state.build_checks()],
         Put(keys.member_key(old.key), new.to_bytes()),
         Put(keys.lease_key(old.rank), encode_lease(new), session),
@@ -223,7 +231,9 @@ def build_restarts_exceeded_txn(snapshot: GroupSnapshot, member: Entry, why: str
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.from_entry(member)
     log = _log_failure(snapshot, old.rank, why)
-    return log.txn([At(entry), At(member)], Put(keys.member_key(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
+    return log.build_txn(
+        [At(entry), At(member)], Put(keys.member_key(old.key), replace(old, status=FULLY_FAILED).to_bytes())
+    )
 
 
 def build_mark_lost_txn(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -> GroupTxn:
@@ -242,7 +252,7 @@ def build_mark_lost_txn(snapshot: GroupSnapshot, member: Entry, epoch_state: Epo
     ops = _record_healthy_if_missing(log, epoch_state)
     log.add("lost", old.rank)
     ops += _start_next_epoch(log, epoch_state)
-    return log.txn(
+    return log.build_txn(
         [At(entry), Absent(keys.lease_key(old.rank)), At(member), *epoch_state.build_checks()],
         Put(keys.member_key(old.key), replace(old, status=LOST).to_bytes()),
         *ops,
@@ -299,13 +309,13 @@ def build_complete_txn(
     """
     keys, entry = snapshot.keys, snapshot.entry
     info, record = WorkerInfo.from_entry(member), snapshot.record
-    done = record.completed + 1
-    log = _EventLog(keys, replace(record, completed=done), snapshot.now, epoch)
+    completed = record.completed + 1
+    log = _EventLog(keys, replace(record, completed=completed), snapshot.now, epoch)
     log.add("completed", info.rank)
-    if done >= record.workers:
+    if completed >= record.workers:
         log.record = replace(log.record, state=COMPLETED, ended=snapshot.now)
         log.add("ended")
-    return log.txn(
+    return log.build_txn(
         [fence, At(entry), At(member), *arrivals.checks],
         Put(keys.member_key(info.key), replace(info, status=COMPLETED).to_bytes()),
         *arrivals.ops,
@@ -324,7 +334,7 @@ def build_fail_txn(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: st
     keys, entry = snapshot.keys, snapshot.entry
     info = WorkerInfo.from_entry(member)
     log = _log_failure(snapshot, info.rank, why)
-    return log.txn(
+    return log.build_txn(
         [fence, At(entry), At(member)], Put(keys.member_key(info.key), replace(info, status=FULLY_FAILED).to_bytes())
     )
 
@@ -347,8 +357,8 @@ def build_count_execution_txn(keys: RunKeys, member: Entry, fence: Fence) -> Gro
         fence: Fence of the worker.
     """
     info = WorkerInfo.from_entry(member)
-    more = replace(info, executions=info.executions + 1)
-    return GroupTxn((fence, At(member)), (Put(keys.member_key(info.key), more.to_bytes()),))
+    counted = replace(info, executions=info.executions + 1)
+    return GroupTxn((fence, At(member)), (Put(keys.member_key(info.key), counted.to_bytes()),))
 
 
 def build_update_info_txn(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> GroupTxn:
@@ -378,7 +388,7 @@ def build_mark_healthy_txn(snapshot: GroupSnapshot, fence: Fence, epoch: int) ->
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch)
     log.add("healthy")
     mark = keys.healthy_key(epoch)
-    return log.txn([fence, At(entry), Absent(mark)], Create(mark, b""))
+    return log.build_txn([fence, At(entry), Absent(mark)], Create(mark, b""))
 
 
 def build_leave_txn(snapshot: GroupSnapshot, rank: int, lease_keys: Sequence[str], fence: Fence) -> GroupTxn:
@@ -392,13 +402,13 @@ def build_leave_txn(snapshot: GroupSnapshot, rank: int, lease_keys: Sequence[str
         fence: Fence of the leaving worker.
     """
     keys, entry = snapshot.keys, snapshot.entry
-    record, mine = snapshot.record, keys.lease_key(rank)
-    if record.is_final and list(lease_keys) == [mine]:
-        gone = Put(keys.group.ended, record.to_bytes())
-        return GroupTxn((fence, At(entry)), (Delete(mine), Delete(keys.record), gone))
+    record, own_lease_key = snapshot.record, keys.lease_key(rank)
+    if record.is_final and list(lease_keys) == [own_lease_key]:
+        keep_final = Put(keys.group.ended, record.to_bytes())
+        return GroupTxn((fence, At(entry)), (Delete(own_lease_key), Delete(keys.record), keep_final))
     log = _EventLog(keys, record, snapshot.now)
     log.add("left", rank)
-    return log.txn([fence, At(entry)], Delete(mine))
+    return log.build_txn([fence, At(entry)], Delete(own_lease_key))
 
 
 def build_terminate_txn(snapshot: GroupSnapshot, why: str) -> GroupTxn:
@@ -415,46 +425,46 @@ def build_terminate_txn(snapshot: GroupSnapshot, why: str) -> GroupTxn:
     return GroupTxn((At(entry),), (Delete(keys.record), Put(keys.group.ended, record.to_bytes())))
 
 
-def build_scale_up_txn(snapshot: GroupSnapshot, n: int) -> GroupTxn:
+def build_scale_up_txn(snapshot: GroupSnapshot, workers: int) -> GroupTxn:
     """Build the transaction that raises the number of workers of a group.
 
     Args:
         snapshot: Current state of the group.
-        n: New number of workers.
+        workers: New number of workers.
     """
     keys, entry = snapshot.keys, snapshot.entry
-    log = _EventLog(keys, replace(snapshot.record, workers=n), snapshot.now)
-    log.add("scaled", why=f"to {n}")
-    return log.txn([At(entry)])
+    log = _EventLog(keys, replace(snapshot.record, workers=workers), snapshot.now)
+    log.add("scaled", why=f"to {workers}")
+    return log.build_txn([At(entry)])
 
 
-def build_scale_down_txn(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> GroupTxn:
+def build_scale_down_txn(snapshot: GroupSnapshot, workers: int, members: Sequence[Entry]) -> GroupTxn:
     """Build the transaction that lowers the number of workers of a group. The workers with the highest ranks are
     removed.
 
     Args:
         snapshot: Current state of the group.
-        n: New number of workers, at most `MAX_REMOVED` fewer.
+        workers: New number of workers, at most `MAX_REMOVED` fewer.
         members: Workers' records, listed after the group record was read.
     """
     keys, entry = snapshot.keys, snapshot.entry
     record = snapshot.record
-    gone = [info for member in members if (info := WorkerInfo.decode_or_none(member)) is not None and info.rank >= n]
-    done = sum(info.status == COMPLETED for info in gone)
-    fewer = replace(
+    decoded = (WorkerInfo.decode_or_none(member) for member in members)
+    removed = [info for info in decoded if info is not None and info.rank >= workers]
+    smaller = replace(
         record,
-        workers=n,
-        next_rank=min(record.next_rank, n),
-        completed=record.completed - done,
+        workers=workers,
+        next_rank=min(record.next_rank, workers),
+        completed=record.completed - sum(info.status == COMPLETED for info in removed),
         shrinks=record.shrinks + 1,
     )
-    log = _EventLog(keys, fewer, snapshot.now)
-    log.add("scaled", why=f"to {n}")
-    ops = [op for info in gone for op in (Delete(keys.lease_key(info.rank)), Delete(keys.member_key(info.key)))]
-    if log.record.completed >= n and not log.record.is_final:
+    log = _EventLog(keys, smaller, snapshot.now)
+    log.add("scaled", why=f"to {workers}")
+    ops = [op for info in removed for op in (Delete(keys.lease_key(info.rank)), Delete(keys.member_key(info.key)))]
+    if log.record.completed >= workers and not log.record.is_final:
         log.record = replace(log.record, state=COMPLETED, ended=snapshot.now)
         log.add("ended")
-    return log.txn([At(entry)], *ops)
+    return log.build_txn([At(entry)], *ops)
 
 
 def build_first_master_txn(snapshot: GroupSnapshot, master_fence: Fence, last_run_key: str) -> GroupTxn:
@@ -478,7 +488,7 @@ def build_new_master_txn(snapshot: GroupSnapshot, master_fence: Fence) -> GroupT
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now)
     log.add("master_restarted")
-    return log.txn([master_fence, At(entry)])
+    return log.build_txn([master_fence, At(entry)])
 
 
 def decode_members(entries: Iterable[Entry]) -> list[WorkerInfo]:

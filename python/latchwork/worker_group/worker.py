@@ -128,7 +128,7 @@ class GroupWorker(Closable):
         store, keys = resolve_group(store, group, namespace)
         own_info = with_default_key(key, info or WorkerInfo(), f"worker of group {group!r}")
         create = None if workers is None else GroupRecord("", check_worker_count(workers))
-        joiner = Joiner(store, keys, own_info, run=run, create=create, replace_live=replace)
+        joiner = Joiner(store, keys, own_info, run=run, create=create, replace_running=replace)
         self._core = WorkerCore(store, keys, joiner, session)
 
     def __repr__(self) -> str:
@@ -293,8 +293,8 @@ class GroupWorker(Closable):
     async def running(self) -> list[WorkerInfo]:
         """Return the records of the running workers, sorted by rank."""
         membership = self._core.require_membership()
-        live = {entry.key for entry in await ask(self._core.store.list, membership.keys.leases)}
-        return [info for info in await self._core.members() if membership.keys.lease_key(info.rank) in live]
+        lease_keys = {entry.key for entry in await ask(self._core.store.list, membership.keys.leases)}
+        return [info for info in await self._core.members() if membership.keys.lease_key(info.rank) in lease_keys]
 
     @blocking
     async def wait_for_all(self, timeout_s: float | None = None) -> list[WorkerInfo]:
@@ -329,8 +329,8 @@ class GroupWorker(Closable):
             timeout_s: Seconds that were waited.
         """
         snapshot = await self._core.snapshot()
-        there = {info.rank for info in await self._core.members()}
-        missing = format_first_values([number for number in range(snapshot.record.workers) if number not in there])
+        taken = {info.rank for info in await self._core.members()}
+        missing = format_first_values([rank for rank in range(snapshot.record.workers) if rank not in taken])
         return WaitTimeout(f"group {self._core.keys.group!r}: no worker has these ranks after {timeout_s} s: {missing}")
 
     @blocking
@@ -343,8 +343,8 @@ class GroupWorker(Closable):
             rank: The rank.
         """
         store, keys = self._core.store, self._core.require_membership().keys
-        live = await ask(store.get, keys.lease_key(rank))
-        key = "" if live is None else decode_worker_key(live)
+        lease = await ask(store.get, keys.lease_key(rank))
+        key = "" if lease is None else decode_worker_key(lease)
         member = await ask(store.get, keys.member_key(key)) if key else None
         return None if member is None else WorkerInfo.decode_or_none(member)
 
@@ -440,5 +440,5 @@ class GroupWorker(Closable):
             RestartsExceeded: The function was run too often.
             Exception: The error of ``main``.
         """
-        before = None if prepare is None else partial(prepare, self)
-        return await run_until_complete(self._core, partial(main, self), before, final_barrier=final_barrier)
+        call_prepare = None if prepare is None else partial(prepare, self)
+        return await run_until_complete(self._core, partial(main, self), call_prepare, final_barrier=final_barrier)

@@ -47,7 +47,7 @@ class WorkerCore:
         what: Description of the worker for messages.
         waits: Calls that wait on behalf of this worker.
         lost: Set when the worker is no longer in the group, except by leaving.
-        is_done: Whether it has completed.
+        has_completed: Whether it has completed.
     """
 
     def __init__(self, store: Store, keys: GroupKeys, joiner: Joiner, session: Session | None) -> None:
@@ -56,7 +56,7 @@ class WorkerCore:
         self.what = f"worker of group {keys.group!r}"
         self.waits = WaiterRegistry(store, self.what, session)
         self.lost = Signal()
-        self.is_done = False
+        self.has_completed = False
         self._joiner = joiner
         self._lock = mutex()
         self._membership: WorkerMembership | None = None
@@ -141,7 +141,7 @@ class WorkerCore:
         with self._lock:
             self._membership = membership
             self._writer_or_none = RecordWriter(self.store, membership, self.what, self.lost)
-            self.is_done = membership.info.status == COMPLETED
+            self.has_completed = membership.info.status == COMPLETED
             self._events = EventListeners(self.store, membership)
             self._current = WorkerEpoch(self.store, membership, entry)
         self._watcher = WorkerWatcher(
@@ -179,11 +179,11 @@ class WorkerCore:
 
     async def complete(self) -> None:
         """Record that this worker has finished its work."""
-        if self.is_done:
+        if self.has_completed:
             return
         current = self.current_epoch()
         await self._writer.complete(current)
-        self.is_done = True
+        self.has_completed = True
 
     async def fail(self, why: str) -> None:
         """Record that this worker cannot continue. This fails the group.
@@ -250,7 +250,7 @@ class WorkerCore:
             The number of the barrier's generation that passed: 0 for the first one.
         """
         membership = self.require_membership()
-        if self.is_done:
+        if self.has_completed:
             raise LatchworkError(f"{self.what} has completed, so it cannot wait at a barrier")
         while True:
             try:
@@ -366,7 +366,7 @@ class WorkerCore:
         Returns:
             False if there is nothing to run: this worker has completed, or all workers have passed the final barrier.
         """
-        if self.is_done:
+        if self.has_completed:
             return False
         return not await self.has_passed(await self.initialize(None, prepare), FINAL)
 

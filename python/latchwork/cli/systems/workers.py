@@ -399,7 +399,7 @@ def _show_state(state: GroupDetails) -> None:
     if state.master is not None:
         say(f"master: {state.master.address} ({state.master.process})")
     if state.workers:
-        show(Grid([_worker_row(info, state.live) for info in state.workers], right=("rank", "restarts")))
+        show(Grid([_worker_row(info, state.running_ranks) for info in state.workers], right=("rank", "restarts")))
     for name, barrier in state.barriers:
         if barrier.parties:
             show(Line(f"barrier {name}: {_barrier(state, barrier)}", "yellow"))
@@ -407,12 +407,12 @@ def _show_state(state: GroupDetails) -> None:
         show(Line(f"missing ranks: {_some(status.missing)}", "yellow"))
 
 
-def _worker_row(info: WorkerInfo, live: Iterable[int]) -> dict[str, str]:
+def _worker_row(info: WorkerInfo, running_ranks: Iterable[int]) -> dict[str, str]:
     return {
         "rank": str(info.rank),
         "key": info.key,
         "status": info.status,
-        "running": "yes" if info.rank in live else "no",
+        "running": "yes" if info.rank in running_ranks else "no",
         "restarts": str(info.restarts),
         "node": info.node or info.ip,
     }
