@@ -63,6 +63,13 @@ def name_of(page):
 
 BLOCKS = {page: list(blocks_of(page)) for page in PAGES}
 LIVELY = [page for page in PAGES if any(block.how for block in BLOCKS[page])]
+#: Pages whose blocks take long.
+LONG = {
+    "docs/how-to/test-async-code.md",
+    "docs/how-to/test-with-latchwork.md",
+    "docs/how-to/use-with-fastapi.md",
+    "docs/tutorial-plans.md",
+}
 
 
 def environment():
@@ -145,7 +152,13 @@ def wait_until(condition, logs, timeout_s=25):
     assert came_true(condition, timeout_s, every_s=0.1), "\n---\n".join(log.read_text() for log in logs)
 
 
-@pytest.mark.parametrize("page", LIVELY, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in LONG else [])
+        for page in LIVELY
+    ],
+)
 def test_every_marked_block_of_a_page_runs(page, tmp_path):
     for block in BLOCKS[page]:
         run_block(block, tmp_path)

@@ -135,6 +135,7 @@ def test_named_drivers_have_all_files_and_what_is_not_driven_has_threads():
         drivers("primitives/test_lock.py", "trio")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_asked_for_is_used_and_ids_tell_two_apart():
     test = "tests/primitives/test_bad_input.py"
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", test]

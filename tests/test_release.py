@@ -88,6 +88,7 @@ def test_a_wheel_has_every_file_of_its_sources_and_nothing_else(name, tmp_path):
     assert any(each.endswith(".dist-info/licenses/LICENSE") for each in built)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ADD_ONS)
 def test_an_add_on_installs_and_imports_alone(name, tmp_path):

@@ -145,12 +145,14 @@ def test_the_crawler_of_the_tutorial_becomes_a_fleet_on_etcd_by_changing_the_url
     assert words == sum(len(book.read_text().split()) for book in reader.folder.glob("library/*/*.txt"))
 
 
+@pytest.mark.slow
 def test_the_job_of_the_tutorial_runs_on_etcd_by_changing_the_url(reader):
     reader.walk("tutorial.md")
     with latchwork.connect(reader.terminal("first").url()) as store:
         assert inspect(store).nodes.keys() == {"n1"}
 
 
+@pytest.mark.slow
 def test_the_pool_of_the_tutorial_becomes_a_pool_of_machines_on_etcd(reader):
     for block in reader.steps("tutorial-executor.md"):
         if block.how == "walk=third":

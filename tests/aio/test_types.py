@@ -1,4 +1,4 @@
-"""The twins' types, as type checkers see them: mypy --strict in every run, pyright too, which needs no network."""
+"""The types of the twins, as type checkers see them: mypy --strict in each run, pyright in some. No network is used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from latchwork import aio
 
@@ -25,6 +27,7 @@ def test_mypy_finds_what_is_marked_wrong_and_nothing_else():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_pyright_finds_what_is_marked_wrong_and_nothing_else(tmp_path):
     project = {
         "include": ["consumer.py"],

@@ -142,6 +142,7 @@ def test_a_child_that_a_task_has_forked_ends_with_the_task_and_does_not_answer_f
     assert end(fn, run_in).result() == ("parent", code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fn", "code"), [(die, 3), (close_files, 1)])
 def test_a_task_that_ends_its_process_has_failed_with_its_exit_code(end, fn, code):
     with pytest.raises(TaskProcessDied, match=f"ended with code {code}"):

@@ -174,6 +174,7 @@ def test_a_result_above_the_limit_fails_its_task_by_name(workers, pool, store, e
 # Nodes
 
 
+@pytest.mark.slow
 def test_a_task_that_kills_its_process_fails_alone_and_its_node_goes_on(workers, pools):
     from latchwork.tasks import DEFAULT
 

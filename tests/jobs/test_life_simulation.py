@@ -13,6 +13,7 @@ from levels import LONG
 LIVES = int(os.environ.get("LATCHWORK_LIVES", "600" if LONG else "60"))
 
 
+@pytest.mark.slow
 def test_in_no_life_an_item_runs_twice_or_is_lost():
     for seed in range(LIVES):
         assert World(seed).live(40.0) == [], f"seed {seed}"

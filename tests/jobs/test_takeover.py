@@ -128,6 +128,7 @@ def settled(fleet, eventually, *node_ids):
         return eventually(even, 30, "an even share of all items")
 
 
+@pytest.mark.slow
 @processes
 @pytest.mark.parametrize("victim", ["worker", "manager"])
 def test_every_item_of_a_killed_node_runs_elsewhere_within_the_ttl_and_two_seconds(fleet, eventually, victim):
@@ -181,6 +182,7 @@ def test_a_start_under_an_older_token_is_stale_unless_it_was_due_when_its_proces
     assert stale_starts([*ended, *taken_over, event("start", 10, 1, 9)], 1, moment=3) == []
 
 
+@pytest.mark.slow
 @kinds
 def test_a_frozen_node_loses_its_items_and_comes_back_without_harm(fleet, eventually):
     fleet.start("n1", "n2")
@@ -220,6 +222,7 @@ def test_a_node_told_to_end_hands_its_items_over_at_once(fleet, eventually):
     check_runs(fleet.events(), fleet.killed_at)
 
 
+@pytest.mark.slow
 @kinds
 def test_a_killed_node_that_starts_again_at_once_waits_for_its_old_session_and_works(fleet, eventually):
     fleet.start("n1", "n2")

@@ -63,6 +63,7 @@ def test_more_locks_need_no_more_renewals(connect, keepers):
     assert {key for call in wrote for key in call.keys} == {call.keys[0] for call in wrote[:1]}
 
 
+@pytest.mark.slow
 def test_ten_thousand_locks_are_kept_by_one_write_per_interval(keepers):
     url, ttl_s = f"memory://many-{uuid.uuid4().hex}/test", 3.0
     with FaultyStore(latchwork.connect(url)) as store, keepers(store=store, ttl_s=ttl_s) as keeper:

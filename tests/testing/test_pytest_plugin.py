@@ -190,11 +190,13 @@ def test_virtual_time_on_a_real_server_is_refused(run):
     result.stdout.fnmatch_lines(["*latchwork_virtual_clock needs the memory backend*"])
 
 
+@pytest.mark.slow
 def test_fixtures_work_in_processes_side_by_side(run):
     result = run(USES_THE_STORE, "-n", "2", "--latchwork-backend=etcd", alone=True)
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_a_run_that_uses_no_fixture_imports_nothing_of_latchwork(run):
     result = run(
         """

@@ -219,6 +219,7 @@ def test_a_transaction_that_fails_at_any_step_leaves_neither_half_a_backfill_nor
         assert runs(stage, asked.id()) == ["running", "submitted", "submitted"]
 
 
+@pytest.mark.slow
 def test_a_long_backfill_is_led_on_in_several_transactions(stage, client):
     stage.apply(a_workflow(tasks=ONE_TASK))
     dates = DateRange(date(2025, 1, 1), date(2025, 1, 1 + 30))

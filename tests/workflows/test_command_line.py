@@ -142,6 +142,7 @@ def test_what_a_definition_needs_stored_is_told_by_validate_and_refused_by_apply
     assert flows("apply", "needs.yaml").code == 2
 
 
+@pytest.mark.slow
 def test_a_workflow_is_applied_started_and_seen(flows, nightly):
     again = flows("apply", "nightly.yaml", "--json").json
     assert again["is_new"] is False
@@ -206,6 +207,7 @@ def test_commands_ask_an_api_by_its_url(flows, nightly, served, monkeypatch, tmp
     flows("runs", "--url", "flows.example.org").refused(2, "is the address of an API")
 
 
+@pytest.mark.slow
 def test_workflows_schedules_and_workers_are_listed(flows, nightly):
     row = next(each for each in flows("list", "--json").json["workflows"] if each["workflow"] == "default.nightly")
     assert (row["cron"], row["online"]) == ("0 3 * * *", True)
@@ -220,6 +222,7 @@ def test_workflows_schedules_and_workers_are_listed(flows, nightly):
     assert flows("show", nightly, "--svg").out.startswith("<svg")
 
 
+@pytest.mark.slow
 def test_a_python_module_is_deployed_with_its_code(flows, tmp_path, monkeypatch):
     name = f"flows_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(FLOWS)
@@ -231,6 +234,7 @@ def test_a_python_module_is_deployed_with_its_code(flows, tmp_path, monkeypatch)
     assert "counting hello" in flows("logs", done["run"], "count").out
 
 
+@pytest.mark.slow
 def test_a_run_is_paused_resumed_stopped_recovered_and_rerun(flows, tmp_path):
     (tmp_path / "holds.yaml").write_text(HOLDS)
     flows("apply", "holds.yaml")
@@ -278,6 +282,7 @@ def test_a_run_that_fails_says_which_task_with_its_error_and_where_its_log_is(fl
     assert document["cause"][0]["attempt"] != attempt
 
 
+@pytest.mark.slow
 def test_a_task_is_forced_by_a_command(flows, tmp_path):
     (tmp_path / "holds.yaml").write_text(HOLDS)
     flows("apply", "holds.yaml")
@@ -308,6 +313,7 @@ def test_a_start_with_the_same_key_is_one_run(flows, nightly):
     assert flows("start", nightly, "--dry-run", "--wait", "--json").json["state"] == "success"
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line_that_says_what_to_do(flows, nightly, tmp_path):
     flows("start", "unknown").refused(1, "no workflow default.unknown")
     flows("start", nightly, "-p", "month=1").refused(2, "no parameter 'month'")
@@ -423,6 +429,7 @@ def test_all_that_people_wrote_is_exported_and_imported(flows, nightly, tmp_path
     flows("import", "missing.yaml", *other).refused(2, "missing.yaml cannot be read")
 
 
+@pytest.mark.slow
 def test_a_backfill_runs_each_date_and_is_listed_and_stopped(flows, nightly):
     done = flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-27", "--parallel", "2", "--wait")
     assert done.code == 0

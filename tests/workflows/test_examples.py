@@ -71,6 +71,7 @@ def test_the_cleanup_reports_what_went(tmp_path):
     assert (tmp_path / "report.txt").read_text() == "caches 1, uploads 0\n"
 
 
+@pytest.mark.slow
 def test_files_that_are_there_twice_are_found_by_a_task_for_each_part(client, monkeypatch, tmp_path):
     files = tmp_path / "files"
     (files / "below").mkdir(parents=True)
@@ -84,6 +85,7 @@ def test_files_that_are_there_twice_are_found_by_a_task_for_each_part(client, mo
     assert sum(each.name.startswith("compare[") for each in run.tasks) == 2
 
 
+@pytest.mark.slow
 def test_a_backfill_of_the_warehouse_writes_each_day_once_and_leaves_out_what_was_closed(client, tmp_path):
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as shop:
@@ -101,6 +103,7 @@ def test_a_backfill_of_the_warehouse_writes_each_day_once_and_leaves_out_what_wa
     assert found == [("2025-01-01", "tea", 7), ("2025-01-03", "coffee", 5)]
 
 
+@pytest.mark.slow
 def test_the_books_of_each_branch_are_closed_and_one_that_is_wrong_is_told(client, monkeypatch, tmp_path):
     (tmp_path / "north.txt").write_text("1 2 3")
     (tmp_path / "south.txt").write_text("4")

@@ -39,6 +39,7 @@ def reopened_in_a_child(store):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.slow
 def test_a_child_that_was_forked_while_threads_read_and_wrote_can_open_the_file(tmp_path):
     with latchwork.connect(f"sqlite:///{tmp_path}/store.db") as store:
         is_over = threading.Event()

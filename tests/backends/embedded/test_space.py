@@ -6,12 +6,15 @@ import os
 import threading
 import time
 
+import pytest
+
 import latchwork
 from latchwork.backends.embedded import connection
 
 LOAD_S = 4.0
 
 
+@pytest.mark.slow
 def test_the_log_stays_short_while_readers_never_rest(tmp_path):
     path = tmp_path / "store.db"
     url, until, longest = f"sqlite:///{path}", time.monotonic() + LOAD_S, 0

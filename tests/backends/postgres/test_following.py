@@ -43,6 +43,7 @@ def test_any_store_ends_the_sessions_of_one_that_died(postgresql, root, opened, 
         assert [(change.key, change.entry) for change in watch.next(5.0)] == [("bound", None)]
 
 
+@pytest.mark.slow
 def test_a_session_that_was_found_dead_stays_dead_when_the_server_restarts(own, opened, sql):
     """A restart gives the living a TTL more: the dead must not come back by it."""
     store, other = opened(own.url("app")), opened(own.url("app"))
@@ -114,6 +115,7 @@ def test_a_change_whose_notification_was_lost_is_seen_within_two_seconds(postgre
         assert [change.entry.value for change in watch.next(4.0)] == [b"2"]
 
 
+@pytest.mark.slow
 def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, proxied, tmp_path):
     """Its tokens have come further than the watch had when it is reached again: a number alone would not show it."""
     proxy, url = proxied(own, "app")
