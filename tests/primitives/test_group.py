@@ -245,7 +245,7 @@ def test_a_view_is_never_older_than_the_one_before_it(connect):
     state = ViewState()
     state.apply_step(written[2])
     seen = replace(gone, version="older", token=gone.token - 1)  # as a watch that is behind has reported it
-    assert run(view_log.append(written[0], state, {"a": seen}))[2].gone == ["a"]
+    assert run(view_log.append(written[0], state, {"a": seen}))[2].left == ["a"]
 
 
 def test_a_view_does_not_bring_back_a_member_that_the_one_before_it_removed(connect):
@@ -290,7 +290,7 @@ def test_a_writer_that_does_not_know_the_newest_view_yet_writes_none(group, conn
 
 def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect, monkeypatch):
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
-    monkeypatch.setattr(logs, "MOST_INLINE_BYTES", 0)  # each step is read
+    monkeypatch.setattr(logs, "MAX_INLINE_BYTES", 0)  # each step is read
     store, told = connect(), []
     view_log, replica = ViewLog(store, "web", "web"), Replica(ViewLog(connect(), "web", "web"))
     replica.add_listener(told.extend)

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 #: Minimum number of seconds between two views. Changes in that time are one view.
 GATHER_S = 0.02
-#: A deputy gives the writer so long, then looks whether there still is one.
+#: Seconds after which a deputy checks whether the writer of a missing view still exists.
 CHECK_S = 0.03
 
 OnChanges = Callable[[list[ViewChange]], None]
@@ -62,9 +62,9 @@ class WriteSchedule:
 
     def __init__(self, *, is_writer: bool) -> None:
         self.is_writer = is_writer
-        self._since: float | None = None
+        self._behind_since: float | None = None
         self._has_checked = False
-        self._last = -math.inf
+        self._last_write_at = -math.inf
 
     def next_action(self, now: float, *, is_behind: bool) -> Literal["", "check", "write"]:
         """Return what the follower has to do now so that the newest view lists all members.
@@ -76,12 +76,12 @@ class WriteSchedule:
             "" for nothing, "check" to check whether the writer still exists, "write" to write the next view.
         """
         if not is_behind:
-            self._since, self._has_checked = None, False
+            self._behind_since, self._has_checked = None, False
             return ""
-        self._since = now if self._since is None else self._since
-        if now >= self._at():
+        self._behind_since = now if self._behind_since is None else self._behind_since
+        if now >= self._write_due_at():
             return "write"
-        if not self.is_writer and not self._has_checked and now >= self._since + CHECK_S:
+        if not self.is_writer and not self._has_checked and now >= self._behind_since + CHECK_S:
             self._has_checked = True
             return "check"
         return ""
@@ -92,7 +92,7 @@ class WriteSchedule:
         Args:
             now: Local clock time.
         """
-        self._last, self._since, self._has_checked = now, now, False
+        self._last_write_at, self._behind_since, self._has_checked = now, now, False
 
     def pause_s(self, now: float, *, is_behind: bool) -> float | None:
         """Return after how many seconds ``next_action`` must be called again. None if only a change of the members
@@ -102,14 +102,17 @@ class WriteSchedule:
             now: Local clock time.
             is_behind: Whether the members differ from those in the newest view.
         """
-        if not is_behind or self._since is None:
+        if not is_behind or self._behind_since is None:
             return None if not is_behind else 0.0
-        at = self._at() if self.is_writer or self._has_checked else self._since + CHECK_S
-        return max(0.0, at - now)
+        is_check_next = not self.is_writer and not self._has_checked
+        due_at = self._behind_since + CHECK_S if is_check_next else self._write_due_at()
+        return max(0.0, due_at - now)
 
-    def _at(self) -> float:
-        assert self._since is not None
-        return max(self._since if self.is_writer else self._since + RANK_DELAY_S, self._last + GATHER_S)
+    def _write_due_at(self) -> float:
+        """Return the time at which the next view is due."""
+        assert self._behind_since is not None
+        delay_s = 0.0 if self.is_writer else RANK_DELAY_S
+        return max(self._behind_since + delay_s, self._last_write_at + GATHER_S)
 
 
 class Replica:
@@ -126,7 +129,7 @@ class Replica:
         self._head: Entry | None = None
         self._log_id = ""
         self._state = ViewState()
-        self._reported: View | None = None
+        self._last_reported: View | None = None
 
     def add_listener(self, listener: OnChanges) -> Callable[[], None]:
         """Call a listener now with the current view, and later with the changes of each new view.
@@ -135,8 +138,8 @@ class Replica:
             A function that removes the listener.
         """
         with self._lock:
-            if self._reported is not None:
-                listener([_whole(self._reported)])
+            if self._last_reported is not None:
+                listener([_build_first_change(self._last_reported)])
             return add_listener(self._listeners, listener)
 
     def current(self) -> tuple[Entry | None, ViewState]:
@@ -165,10 +168,10 @@ class Replica:
     def reset(self) -> bool:
         """Start again with an empty view, because the log was deleted. Return False if there was no log."""
         with self._lock:
-            had, self._head, self._log_id, self._state = self._head is not None, None, "", ViewState()
-            if self._reported is None:
-                self._reported = View()
-            return had
+            had_log, self._head, self._log_id, self._state = self._head is not None, None, "", ViewState()
+            if self._last_reported is None:
+                self._last_reported = View()
+            return had_log
 
     async def advance_to(self, entry: Entry) -> None:
         """Update the copy to the newest view, given the entry of a new head of the view log.
@@ -203,9 +206,10 @@ class Replica:
             if self._state.number == head.number:
                 self._head, self._log_id = entry, head.log_id
             if changes:
-                if self._reported is not None and self._reported.number >= changes[0].view.number:  # a new log_id
-                    changes = [compare_views(self._reported, changes[-1].view)]
-                self._reported = changes[-1].view
+                last = self._last_reported
+                if last is not None and last.number >= changes[0].view.number:  # a new log
+                    changes = [compare_views(last, changes[-1].view)]
+                self._last_reported = changes[-1].view
                 self._notify(changes)
 
     def _replace_view(self, entry: Entry, state: ViewState) -> None:
@@ -218,19 +222,21 @@ class Replica:
         with self._lock:
             if self._head is not None and entry.token <= self._head.token:
                 return
-            view, reported = state.to_view(), self._reported
-            self._head, self._log_id, self._state, self._reported = entry, LogHead.from_entry(entry).log_id, state, view
-            if reported is None:
-                self._notify([_whole(view)])
-            elif reported != view:
-                self._notify([compare_views(reported, view)])
+            view, last = state.to_view(), self._last_reported
+            self._head, self._log_id, self._state = entry, LogHead.from_entry(entry).log_id, state
+            self._last_reported = view
+            if last is None:
+                self._notify([_build_first_change(view)])
+            elif last != view:
+                self._notify([compare_views(last, view)])
 
     def _notify(self, changes: list[ViewChange]) -> None:
         for listener in list(self._listeners.values()):
             listener(changes)
 
 
-def _whole(view: View) -> ViewChange:
+def _build_first_change(view: View) -> ViewChange:
+    """Return the change from no known view to a view: all of its members have joined."""
     return ViewChange(view, view.members, (), ())
 
 
@@ -337,15 +343,15 @@ class ViewFollower:
     def __init__(self, store: Store, name: str, session: Session | None) -> None:
         self._store = store
         self._what = f"group {name!r}"
-        self._given = session
+        self._own_session = session
         self._view_log = ViewLog(store, name, self._what)
         self._replica = Replica(self._view_log)
         self._follower_queue = TicketQueue(store, f"{name}/followers", self._what)
         self._lock = mutex()
         self._cancelled = Signal()
-        self._heads: Watch | None = None
-        self._members: Watch | None = None
-        self._reported: dict[object, tuple[Callable[[], None], OnError]] = {}
+        self._head_watch: Watch | None = None
+        self._member_watch: Watch | None = None
+        self._subscribers: dict[object, tuple[Callable[[], None], OnError]] = {}
         self._error: LatchworkError | None = None
         self._background = Background(self._run, f"latchwork-views-{name}")
 
@@ -360,18 +366,18 @@ class ViewFollower:
             The ID of the listener, for ``remove_listener``.
         """
         listener_id = object()
-        self._reported[listener_id] = (self._replica.add_listener(on_changes), on_error)
+        self._subscribers[listener_id] = (self._replica.add_listener(on_changes), on_error)
         if self._error is not None:
             on_error(self._error)
         return listener_id
 
     def remove_listener(self, listener_id: object) -> bool:
         """Remove the listener with this ID. Return True if no listener is left. Idempotent."""
-        cancel, _ = self._reported.pop(listener_id, (None, None))
+        cancel, _ = self._subscribers.pop(listener_id, (None, None))
         if cancel is None:
             return False
         cancel()
-        return not self._reported
+        return not self._subscribers
 
     def cancel(self) -> Background:
         """Stop observing the views of the group permanently. Does not block. Thread-safe.
@@ -381,9 +387,9 @@ class ViewFollower:
         """
         self._cancelled.set()
         with self._lock:
-            heads = self._heads
-        if heads is not None:
-            heads.close()
+            head_watch = self._head_watch
+        if head_watch is not None:
+            head_watch.close()
         return self._background
 
     async def _run(self) -> None:
@@ -392,8 +398,8 @@ class ViewFollower:
             try:
                 await self._follow(backoff)
             except LatchworkError as error:
-                if isinstance(error, FATAL) or type(error) is LatchworkError or self._has_ended():
-                    self._fail(error)
+                if isinstance(error, FATAL) or type(error) is LatchworkError or self._has_session_ended():
+                    self._report_error(error)
                 if self._is_final(error):
                     return
                 _log.info("%s: following its views again after an error: %s", self._what, error)
@@ -401,19 +407,22 @@ class ViewFollower:
                 _log.exception("%s: following its views failed unexpectedly, retrying", self._what)
             await Pause(self._store.clock, self._cancelled, backoff.next_s())
 
-    def _has_ended(self) -> bool:
-        return self._given is not None and self._given.remaining_s() <= 0.0
+    def _has_session_ended(self) -> bool:
+        """Return whether the session that this object was given has ended."""
+        return self._own_session is not None and self._own_session.remaining_s() <= 0.0
 
     def _is_final(self, error: LatchworkError) -> bool:
-        if isinstance(error, Closed) and self._given is None:  # the session was closed, perhaps not the store
+        """Return whether the views cannot be followed anymore after this error."""
+        if isinstance(error, Closed) and self._own_session is None:  # the session was closed, perhaps not the store
             return not is_open(self._store)
-        return isinstance(error, FATAL) or self._has_ended()
+        return isinstance(error, FATAL) or self._has_session_ended()
 
-    def _fail(self, error: LatchworkError) -> None:
+    def _report_error(self, error: LatchworkError) -> None:
+        """Call the error callbacks of all subscribers, unless this follower was canceled."""
         if self._cancelled.is_set():
             return
         self._error = error
-        for _, on_error in list(self._reported.values()):
+        for _, on_error in list(self._subscribers.values()):
             on_error(error)
 
     async def _follow(self, backoff: Backoff) -> None:
@@ -422,17 +431,17 @@ class ViewFollower:
         Args:
             backoff: Delays between retries. Reset after each new view.
         """
-        session = self._given if self._given is not None else await ask(self._store.primary_session)
+        session = self._own_session if self._own_session is not None else await ask(self._store.primary_session)
         session.ensure_usable()
         has_view = Signal()
-        with closing(Waiter(self._store, session)) as waiter, self._store.watch(self._view_log.head_key) as heads:
+        with closing(Waiter(self._store, session)) as waiter, self._store.watch(self._view_log.head_key) as head_watch:
             with self._lock:
-                self._heads = heads
-            cancel = session.on_end(heads.close)
-            server = Background(partial(self._run_writer, waiter, has_view), f"latchwork-views-{self._what}")
+                self._head_watch = head_watch
+            cancel = session.on_end(head_watch.close)
+            writer = Background(partial(self._run_writer, waiter, has_view), f"latchwork-views-{self._what}")
             try:
                 while not self._cancelled.is_set():
-                    await self._apply_head(await coroutine_of(heads.next)(None))
+                    await self._apply_head(await coroutine_of(head_watch.next)(None))
                     self._error = None
                     backoff.reset()
                     has_view.set()
@@ -445,9 +454,14 @@ class ViewFollower:
                 waiter.cancel()
                 has_view.set()
                 self._read_members_again()
-                await server
+                await writer
 
     async def _apply_head(self, batch: Batch) -> None:
+        """Update the local copy after the head of the log was written or deleted.
+
+        Args:
+            batch: Changes of the head, of which only the last one counts.
+        """
         entry = batch[-1].entry if batch else None
         if entry is not None:
             await self._replica.advance_to(entry)
@@ -457,9 +471,9 @@ class ViewFollower:
     def _read_members_again(self) -> None:
         """Close the watch of the members, so that the writer opens another one and reads all members again."""
         with self._lock:
-            members = self._members
-        if members is not None:
-            members.close()
+            member_watch = self._member_watch
+        if member_watch is not None:
+            member_watch.close()
 
     # Writing
 
@@ -498,14 +512,14 @@ class ViewFollower:
         Returns:
             The schedule of the writer or of the deputy. None if canceled.
         """
-        over = ""
+        gone_or_writer = ""
         while not waiter.is_cancelled:
             ahead = await self._follower_queue.find_tickets_ahead(position)
-            if not ahead or ahead[-1] == over:  # it is still there: it writes
+            if not ahead or ahead[-1] == gone_or_writer:  # the ticket still exists, so its process is the writer
                 return WriteSchedule(is_writer=not ahead)
-            if not await wait_until_ticket_gone(ahead[-1], _is_waiting, waiter, Deadline(self._store.clock, None)):
+            if not await wait_until_ticket_gone(ahead[-1], _is_not_writer, waiter, Deadline(self._store.clock, None)):
                 return None
-            over = ahead[-1]
+            gone_or_writer = ahead[-1]
         return None
 
     async def _write(self, position: QueuePosition, waiter: Waiter, schedule: WriteSchedule) -> None:
@@ -518,30 +532,30 @@ class ViewFollower:
             schedule: Whether we are the writer, and when to write.
         """
         tokens: dict[str, int] = {}
-        dirty: dict[str, Entry | None] = dict.fromkeys(self._replica.list_ids())
+        outdated: dict[str, Entry | None] = dict.fromkeys(self._replica.list_ids())
         pause_s: float | None = None
-        mark = self._send_mark(position) if schedule.is_writer else None
+        role_write = self._start_role_write(position) if schedule.is_writer else None
         with self._store.watch(self._view_log.members_key) as watch:
             with self._lock:
-                self._members = watch
+                self._member_watch = watch
             while not waiter.is_cancelled:
                 with suppress(WaitTimeout):
-                    dirty |= self._update_tokens(await coroutine_of(watch.next)(pause_s), tokens)
-                dirty = self._select_outdated(dirty, tokens)
+                    outdated |= self._update_tokens(await coroutine_of(watch.next)(pause_s), tokens)
+                outdated = self._select_outdated(outdated, tokens)
                 now = self._store.clock.now()
-                due = schedule.next_action(now, is_behind=bool(dirty))
-                if due == "check" and not await self._follower_queue.find_tickets_ahead(position):
-                    schedule.is_writer, mark = True, self._send_mark(position)
-                    due = schedule.next_action(now, is_behind=True)
-                if due == "write":
+                action = schedule.next_action(now, is_behind=bool(outdated))
+                if action == "check" and not await self._follower_queue.find_tickets_ahead(position):
+                    schedule.is_writer, role_write = True, self._start_role_write(position)
+                    action = schedule.next_action(now, is_behind=True)
+                if action == "write":
                     schedule.record_write(now)
-                    await self._append(dirty, tokens)
-                    dirty = self._select_outdated(dirty, tokens)
-                if mark is not None:  # confirmed last, because no view depends on it
+                    await self._append(outdated, tokens)
+                    outdated = self._select_outdated(outdated, tokens)
+                if role_write is not None:  # confirmed last, because no view depends on it
                     with suppress(Conflict):  # it says so already, or is gone, which the end of the session shows
-                        await PendingCall(mark)
-                    mark = None
-                pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(dirty))
+                        await PendingCall(role_write)
+                    role_write = None
+                pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(outdated))
 
     def _select_outdated(
         self, members: Mapping[str, Entry | None], tokens: Mapping[str, int]
@@ -564,15 +578,15 @@ class ViewFollower:
             The entries of the changed members by ID. None for a member that has left.
         """
         changed: dict[str, Entry | None] = {}
-        for each in batch:
-            if each.key.rpartition("/")[0] != self._view_log.members_key:
+        for change in batch:
+            if change.key.rpartition("/")[0] != self._view_log.members_key:
                 continue
-            name = parse_member_id(each.key)
-            changed[name] = each.entry
-            if each.entry is None:
+            name = parse_member_id(change.key)
+            changed[name] = change.entry
+            if change.entry is None:
                 tokens.pop(name, None)
             else:
-                tokens[name] = each.entry.token
+                tokens[name] = change.entry.token
         return changed
 
     async def _append(self, members: Mapping[str, Entry | None], tokens: Mapping[str, int]) -> None:
@@ -590,8 +604,8 @@ class ViewFollower:
         _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
         await self._view_log.remove_old_after(at, head)
 
-    def _send_mark(self, position: QueuePosition) -> Future[Committed]:
-        """Send a request that stores in our ticket that this process writes the views, so that the next one becomes its
+    def _start_role_write(self, position: QueuePosition) -> Future[Committed]:
+        """Start to store in our ticket that this process is the writer of the views, so that the next one becomes its
         deputy.
         """
         body = {**Ticket.from_entry(position.ticket).body, _WRITES: True}
@@ -600,5 +614,5 @@ class ViewFollower:
         )
 
 
-def _is_waiting(ticket: Ticket) -> bool:
+def _is_not_writer(ticket: Ticket) -> bool:
     return ticket.body.get(_WRITES) is not True

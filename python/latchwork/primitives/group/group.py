@@ -38,7 +38,8 @@ from latchwork.store.store import Store
 from latchwork.types import Check, Exists
 
 Listener = Callable[[ViewChange], None]
-_SETTLE_S = 5.0
+#: Seconds for which ``close`` waits for listeners.
+_DELIVERY_TIMEOUT_S = 5.0
 
 
 def list_groups(store: Store, prefix: str = "") -> list[str]:
@@ -98,25 +99,25 @@ class Group(Participant):
         self.name = check_name(name, "group")
         self.member_id = member_id if member_id is None else check_member(member_id, "member")
         what = f"group {name!r}"
-        who = f"member {member_id!r}" if member_id is not None else "an onlooker"
-        super().__init__(store, what, who, session, name=f"group-{member_id or 'onlooker'}")
+        who = f"member {member_id!r}" if member_id is not None else "an observer"
+        super().__init__(store, what, who, session, name=f"group-{member_id or 'observer'}")
         self._membership: Membership | None = None
         if member_id is not None:
             identity = Identity()
-            me = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
-            self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
+            member = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
+            self._membership = Membership(store, name, member, what=what, checks=checks, id_wait_s=id_wait_s)
         self._view_log = ViewLog(store, name, what)
         self._members_key = self._view_log.members_key
         self._started = False
         self._has_left = False
-        self._listening = mutex()
+        self._subscription_mutex = mutex()
         self._views: SharedViews | None = None
         self._unsubscribe: Callable[[], Background | None] | None = None
-        self._ending: Background | None = None
+        self._ending_follower: Background | None = None
         self._view_error: LatchworkError | None = None
-        self._forget_session: Callable[[], None] = lambda: None
+        self._remove_end_listener: Callable[[], None] = lambda: None
         self._view = View()
-        self._seen = False
+        self._has_view = False
         self._listeners: dict[object, Listener] = {}
 
     def __repr__(self) -> str:
@@ -160,13 +161,13 @@ class Group(Participant):
             waiter.cancel()
         if background is not None and not background.is_running_here:
             await background
-        with self._listening:
+        with self._subscription_mutex:
             if self._unsubscribe is not None:
-                self._ending, self._unsubscribe = self._unsubscribe(), None
-            follower = self._ending  # who closes at the same time waits for it too
+                self._ending_follower, self._unsubscribe = self._unsubscribe(), None
+            follower = self._ending_follower  # a concurrent close waits for it too
         if follower is not None and not follower.is_running_here:
             await follower
-        await self._announcer.wait_until_delivered(self._store.clock, _SETTLE_S)
+        await self._announcer.wait_until_delivered(self._store.clock, _DELIVERY_TIMEOUT_S)
         self._announcer.close()
         self._dispatcher.close()
 
@@ -183,8 +184,8 @@ class Group(Participant):
             self._raise_if_ended()
             return True if membership.has_joined else None
 
-        late = f"{membership.member.id!r} has not joined {self._what} yet"
-        await self._wait_until(poll, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
+        timeout_text = f"{membership.member.id!r} has not joined {self._what} yet"
+        await self._wait_until(poll, timeout_s, f"joining {self._what}", lambda: WaitTimeout(timeout_text))
 
     @blocking
     async def wait(self, timeout_s: float | None = None) -> View:
@@ -224,17 +225,16 @@ class Group(Participant):
         self._home.check()
         deadline = Deadline(self._store.clock, timeout_s)
         head = await ask(self._store.get, self._view_log.head_key)
-        newer = (
-            2 if head is None else LogHead.from_entry(head).number + 2
-        )  # its writer looked at the members after this
+        # the writer of the view after the next one reads the members after this call has begun
+        new_enough = 2 if head is None else LogHead.from_entry(head).number + 2
         backoff = Backoff()
         while True:
-            now = await coroutine_of(self.members)()
+            members = await coroutine_of(self.members)()
             view = await self._wait(lambda _: True, deadline.left_s())
-            if view.number >= newer or list(view.members) == now:
+            if view.number >= new_enough or list(view.members) == members:
                 return view
             with suppress(WaitTimeout):
-                await self._wait(partial(_is_another, view.number), deadline.left_s(backoff.next_s()))
+                await self._wait(partial(_has_other_number, view.number), deadline.left_s(backoff.next_s()))
             if deadline.has_passed:
                 raise WaitTimeout(
                     f"{self._what}: its views have not caught up with its members yet; the newest has {self._view.ids}"
@@ -245,16 +245,16 @@ class Group(Participant):
 
         def poll() -> View | None:
             with self._changed.mutex:
-                view, seen = self._view, self._seen
+                view, has_view = self._view, self._has_view
                 self._raise_if_ended()
                 if self._view_error is not None:
                     raise self._view_error
-            return view if seen and is_true(view) else None
+            return view if has_view and is_true(view) else None
 
-        def late() -> WaitTimeout:
+        def build_timeout_error() -> WaitTimeout:
             return WaitTimeout(f"{self._what}: the view waited for did not come; it is at {self._view.ids}")
 
-        return await self._wait_until(poll, timeout_s, f"a view of {self._what}", late)
+        return await self._wait_until(poll, timeout_s, f"a view of {self._what}", build_timeout_error)
 
     @blocking
     async def update(
@@ -275,7 +275,7 @@ class Group(Participant):
         self._check_open()
         await self._get_membership().update(weight, labels, address)
 
-    # Looking around
+    # Members and views
 
     @property
     def view(self) -> View:
@@ -335,14 +335,14 @@ class Group(Participant):
         self._check_open()
         check_listener(fn)
         with self._changed.mutex:
-            if self._seen:
+            if self._has_view:
                 self._announcer.enqueue(partial(fn, ViewChange(self._view, self._view.members, (), ())))
             cancel = add_listener(self._listeners, fn)
         self._announcer.start_delivery()
         self._follow_views()
         return cancel
 
-    # Inside
+    # Implementation
 
     def _get_membership(self) -> Membership:
         if self._membership is None:
@@ -352,7 +352,7 @@ class Group(Participant):
     def _follow_views(self) -> None:
         """Observe the views from now on. Idempotent."""
         self._home.check()
-        with self._listening:
+        with self._subscription_mutex:
             if self._unsubscribe is None and self._started and not self._closed:
                 if self._views is None:
                     self._views = self._shared_views()
@@ -372,7 +372,7 @@ class Group(Participant):
         if is_idle and self._started and self._membership is not None:
             self._start_thread()
 
-    def _session_ended(self) -> None:
+    def _on_session_end(self) -> None:
         with self._changed.mutex:
             self._start_thread_if_needed()
 
@@ -392,8 +392,8 @@ class Group(Participant):
             backoff.reset()
             with self._changed.mutex:
                 self._changed.notify_all()
-            self._forget_session()
-            self._forget_session = session.on_end(self._session_ended)
+            self._remove_end_listener()
+            self._remove_end_listener = session.on_end(self._on_session_end)
 
     def _may_end_thread(self) -> bool:
         """Return whether the background thread may end, which it may after this member has joined."""
@@ -404,8 +404,9 @@ class Group(Participant):
             return True
 
     def _apply_changes(self, changes: list[ViewChange]) -> None:
+        """Store the newest view, queue the changes for the listeners, and join again if this member was deleted."""
         with self._changed.mutex:
-            is_first, self._seen = not self._seen, True
+            is_first, self._has_view = not self._has_view, True
             self._view = changes[-1].view
             self._view_error = None
             listeners = list(self._listeners.values())
@@ -421,18 +422,18 @@ class Group(Participant):
             self._changed.notify_all()
 
     async def _depart(self) -> None:
-        self._forget_session()
+        self._remove_end_listener()
         if self._membership is not None:
             await self._membership.leave()
 
     def _is_in_view(self, view: View) -> bool:
         if self._membership is None:
             return True
-        me = self._membership.member
-        found = view.member(me.id)
-        return found is not None and found.incarnation == me.incarnation
+        member = self._membership.member
+        found = view.member(member.id)
+        return found is not None and found.incarnation == member.incarnation
 
-    # Ends
+    # Errors
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
@@ -446,5 +447,5 @@ class Group(Participant):
         return isinstance(error, OwnershipLost) and self._given is not None and self._given.remaining_s() <= 0.0
 
 
-def _is_another(number: int, view: View) -> bool:
+def _has_other_number(number: int, view: View) -> bool:
     return view.number != number

@@ -30,9 +30,9 @@ from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 _log = logging.getLogger(__name__)
 
 #: How many TTLs to wait for another member with our ID to end.
-_PATIENCE_TTLS = 1.5
+_ID_WAIT_TTLS = 1.5
 #: Maximum number of members of one store that join at a time, so that the server is not overloaded.
-MOST_AT_ONCE = 64
+MAX_CONCURRENT_JOINS = 64
 
 
 class Membership:
@@ -64,17 +64,17 @@ class Membership:
         self._checks = tuple(checks)
         self._id_wait_s = id_wait_s
         self._lock = mutex()
-        self._me = check_member(member, what)
-        self._written: GroupMember | None = None
+        self._member = check_member(member, what)
+        self._last_created: GroupMember | None = None
         self._incarnations: set[str] = set()
-        self._entered_at = 0
+        self._join_token = 0
         self._session: Session | None = None
-        self._bound: Session | None = None  # our key may be there by this one, whatever we know
+        self._key_session: Session | None = None  # our key may exist and be bound to it, even if we do not know that
 
     @property
     def member(self) -> GroupMember:
         """This member with its current attributes."""
-        return self._me
+        return self._member
 
     @property
     def has_joined(self) -> bool:
@@ -92,13 +92,13 @@ class Membership:
             changes: The changes of the new views, in order.
             is_first: Whether these are the first views that this process knows.
         """
-        me = self._me
-        found = changes[-1].view.member(me.id)
-        if not self.has_joined or (found is not None and found.incarnation == me.incarnation):
+        own = self._member
+        found = changes[-1].view.member(own.id)
+        if not self.has_joined or (found is not None and found.incarnation == own.incarnation):
             return False
         return is_first or any(
-            any(member.incarnation == me.incarnation for member in change.left)
-            or any(member.created > self._entered_at for member in change.joined)
+            any(member.incarnation == own.incarnation for member in change.left)
+            or any(member.created > self._join_token for member in change.joined)
             for change in changes
         )
 
@@ -114,13 +114,13 @@ class Membership:
             SessionLost: The session has ended.
         """
         session = waiter.session
-        wait_s = session.ttl_s * _PATIENCE_TTLS + 1.0 if self._id_wait_s is None else self._id_wait_s
+        wait_s = session.ttl_s * _ID_WAIT_TTLS + 1.0 if self._id_wait_s is None else self._id_wait_s
         deadline = Deadline(self._store.clock, wait_s)
         entry: Entry | None = None
-        if self._bound is not None:  # we come again
+        if self._key_session is not None:  # this is not the first join
             await self._raise_if_evicted()
             entry = await ask(self._store.get, self.key)
-        limit = self._store.shared(WaiterLimit, lambda _: WaiterLimit(MOST_AT_ONCE))
+        limit = self._store.shared(WaiterLimit, lambda _: WaiterLimit(MAX_CONCURRENT_JOINS))
         while not waiter.is_cancelled:
             if entry is not None and GroupMember.from_entry(entry).incarnation not in self._incarnations:
                 await self._wait_until_id_is_free(entry, waiter, deadline)
@@ -136,11 +136,11 @@ class Membership:
         join.
         """
         with self._lock:
-            self._session = self._bound = session
-            is_written = self._me is self._written
-        while not is_written:
-            me = self._me
-            is_written = await self._write_attributes(me, session) and self._me is me
+            self._session = self._key_session = session
+            is_stored = self._member is self._last_created
+        while not is_stored:
+            member = self._member
+            is_stored = await self._write_attributes(member, session) and self._member is member
 
     async def update(self, weight: float | None, labels: Mapping[str, Label] | None, address: str | None) -> None:
         """Change the attributes of this member. None keeps a value.
@@ -158,24 +158,24 @@ class Membership:
         """
         while True:
             with self._lock:
-                me, session = self._me, self._session
+                before, session = self._member, self._session
                 new = check_member(
                     replace(
-                        me,
-                        weight=me.weight if weight is None else weight,
-                        labels=me.labels if labels is None else dict(labels),
-                        address=me.address if address is None else address,
+                        before,
+                        weight=before.weight if weight is None else weight,
+                        labels=before.labels if labels is None else dict(labels),
+                        address=before.address if address is None else address,
                         updated_at=time.time(),
                     ),
                     self._what,
                 )
                 if session is None:
-                    self._me = new
+                    self._member = new
                     return
             if await self._write_attributes(new, session):
                 with self._lock:
-                    if self._me is me:
-                        self._me = new
+                    if self._member is before:
+                        self._member = new
                         return
 
     async def _write_attributes(self, new: GroupMember, session: Session) -> bool:
@@ -196,6 +196,7 @@ class Membership:
         return True
 
     async def _read_own_key(self, session: Session) -> Entry | None:
+        """Return the entry of this member's key if it is bound to this session; otherwise None."""
         entry = await ask(self._store.get, self.key)
         return entry if entry is not None and entry.owner == session.id else None
 
@@ -204,7 +205,7 @@ class Membership:
 
         A key that is bound to another session belongs to another member with the same ID, and is not deleted.
         """
-        session, self._session, self._bound = self._bound, None, None
+        session, self._session, self._key_session = self._key_session, None, None
         if session is None:
             return False
         if session.remaining_s() > 0.0 and not await self._delete_key(session):
@@ -218,9 +219,9 @@ class Membership:
             if entry is not None:
                 await ask(self._store.delete, self.key, version=entry.version)
         except FATAL as error:
-            _log.warning("%s: member %r stays until its session ends: %s", self._what, self._me.id, error)
+            _log.warning("%s: member %r stays until its session ends: %s", self._what, self._member.id, error)
         except LatchworkError as error:
-            _log.info("%s: member %r is not deleted yet: %s", self._what, self._me.id, error)
+            _log.info("%s: member %r is not deleted yet: %s", self._what, self._member.id, error)
             return False
         return True
 
@@ -255,18 +256,18 @@ class Membership:
         """
         with self._lock:
             now = time.time()
-            self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12], joined_at=now, updated_at=now)
-            self._written = self._me
-            self._incarnations.add(self._me.incarnation)
-            body = self._me.to_bytes()
-        free = Absent(self.key) if entry is None else At(entry)
+            self._member = replace(self._member, incarnation=uuid.uuid4().hex[:12], joined_at=now, updated_at=now)
+            self._last_created = self._member
+            self._incarnations.add(self._member.incarnation)
+            body = self._member.to_bytes()
+        unchanged = Absent(self.key) if entry is None else At(entry)
         ops: list[Op] = [Put(self.key, body, session)]
-        self._bound = session
+        self._key_session = session
         try:
-            done = await ask(self._store.commit, [free, *self._checks], ops)
-            self._entered_at = done.token
+            done = await ask(self._store.commit, [unchanged, *self._checks], ops)
+            self._join_token = done.token
         except Conflict as error:
-            if self._checks and free not in error.failed:
+            if self._checks and unchanged not in error.failed:
                 raise
             return False
         return True
@@ -275,15 +276,25 @@ class Membership:
         """Raise ``MemberEvicted`` if this member was evicted. Also delete the record of the eviction, so that it can
         join again.
         """
-        mark = await ask(self._store.get, self._evicted_key)
-        evicted = None if mark is None else EvictionRecord.find(mark.value)
-        if mark is not None and evicted is not None and evicted.incarnation in self._incarnations:
-            await ask(self._store.delete, self._evicted_key, version=mark.version)
+        entry = await ask(self._store.get, self._evicted_key)
+        eviction = None if entry is None else EvictionRecord.find(entry.value)
+        if entry is not None and eviction is not None and eviction.incarnation in self._incarnations:
+            await ask(self._store.delete, self._evicted_key, version=entry.version)
             raise MemberEvicted(
-                f"member {self._me.id!r} of {self._what} was evicted: {evicted.why or 'no reason given'}"
+                f"member {self._member.id!r} of {self._what} was evicted: {eviction.why or 'no reason given'}"
             )
 
     async def _wait_until_id_is_free(self, entry: Entry, waiter: Waiter, deadline: Deadline) -> None:
+        """Wait until another member with our ID has ended.
+
+        Args:
+            entry: The entry of the other member.
+            waiter: The waiting call.
+            deadline: Time at which to give up.
+        Raises:
+            NodeIdInUse: The other member is still there at the deadline.
+        """
+
         def is_gone(batch: Batch) -> bool:
             return all(change.entry is None for change in batch)
 
@@ -309,8 +320,8 @@ async def evict(store: Store, name: str, member_id: str, why: str) -> bool:
     """
     key = f"{name}/members/{member_id}"
     while (entry := await ask(store.get, key)) is not None:
-        mark = EvictionRecord(GroupMember.from_entry(entry).incarnation, why, time.time()).to_bytes()
-        ops: list[Op] = [Delete(key), Put(f"{name}/evicted/{member_id}", mark)]
+        record = EvictionRecord(GroupMember.from_entry(entry).incarnation, why, time.time()).to_bytes()
+        ops: list[Op] = [Delete(key), Put(f"{name}/evicted/{member_id}", record)]
         try:
             await ask(store.commit, [At(entry)], ops)
         except Conflict:

@@ -29,19 +29,19 @@ from latchwork.types import Absent, At, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: A step has at most so many changes, and so many bytes; what is more goes into the next one.
-MOST_CHANGES, MOST_STEP_BYTES = 500, 200_000
-#: A head has its step inside, up to so many bytes: then a view costs its followers one event and no read.
-MOST_INLINE_BYTES = 16_000
+#: Maximum number of changes, and of bytes, in a step. Further changes go into the next one.
+MAX_STEP_CHANGES, MAX_STEP_BYTES = 500, 200_000
+#: Maximum size of a step that is also stored in the head. Then a view costs its followers one event and no read.
+MAX_INLINE_BYTES = 16_000
 #: A base is written when the steps since the last one have this many changes, and this many for each member.
 BASE_CHANGES, BASE_CHANGES_PER_MEMBER = 1_000, 2
 _BASE_BYTES = 400_000
 _by_id = attrgetter("id")
-_OTHER = "use another name"
+_ADVICE = "use another name"
 
 #: Keys read, or deleted, in one request.
 _PAGE = 90
-#: How often a reader starts again when records are cleaned up while it reads them.
+#: Number of times a reader starts again when records are deleted while it reads them.
 _ATTEMPTS = 20
 
 
@@ -74,17 +74,17 @@ class ViewChangeStep(Struct, frozen=True):
     Attributes:
         number: The number of the new view.
         written: New or changed members by ID.
-        gone: IDs of members that have left.
+        left: IDs of members that have left.
     """
 
     number: Positive
     written: Mapping[str, LoggedMember]
-    gone: Sequence[str]
+    left: Sequence[str]
 
     @property
     def changes(self) -> int:
         """The number of members that differ between the two views."""
-        return len(self.written) + len(self.gone)
+        return len(self.written) + len(self.left)
 
 
 class LogHead(Record, frozen=True):
@@ -123,13 +123,13 @@ class LogHead(Record, frozen=True):
         return _HEAD.find(value) is not None
 
 
-_HEAD: Decoder[LogHead] = Decoder(LogHead, "views", _OTHER)
+_HEAD: Decoder[LogHead] = Decoder(LogHead, "views", _ADVICE)
 
 
-_STEP: Decoder[ViewChangeStep] = Decoder(ViewChangeStep, "a step of views", _OTHER)
+_STEP: Decoder[ViewChangeStep] = Decoder(ViewChangeStep, "a step of views", _ADVICE)
 
 
-_BASE: Decoder[dict[str, LoggedMember]] = Decoder(dict[str, LoggedMember], "a base of views", _OTHER)
+_BASE: Decoder[dict[str, LoggedMember]] = Decoder(dict[str, LoggedMember], "a base of views", _ADVICE)
 
 
 class ViewState:
@@ -167,7 +167,7 @@ class ViewState:
 
     def skip_step(self, step: ViewChangeStep) -> None:
         """Advance to the next view by applying a step, without building the members or the changes."""
-        for name in step.gone:
+        for name in step.left:
             self._stored.pop(name, None)
         self._stored.update(step.written)
         self.number, self._sorted = step.number, None
@@ -178,7 +178,7 @@ class ViewState:
         """
         members = self._sort_members()
         old: dict[str, GroupMember] = {}
-        for name in (*step.gone, *step.written):
+        for name in (*step.left, *step.written):
             if self._stored.pop(name, None) is not None:
                 old[name] = members.pop(bisect_left(members, name, key=_by_id))
         new = {name: stored.to_member(name) for name, stored in step.written.items()}
@@ -188,28 +188,28 @@ class ViewState:
         self.number = step.number
         return build_change(self.to_view(), old, new)
 
-    def build_step(self, found: Mapping[str, Entry | None]) -> ViewChangeStep | None:
+    def build_step(self, members: Mapping[str, Entry | None]) -> ViewChangeStep | None:
         """Build the step from this view to the current members. If it would be too large, it contains only a part of
         the changes.
 
         Args:
-            found: The current entry of each member by ID, or None for a member that has left.
+            members: The current entry of each member by ID, or None for a member that has left.
         Returns:
             The step. None if there are no changes.
         """
         written: dict[str, LoggedMember] = {}
-        gone: list[str] = []
+        left: list[str] = []
         size = 0
-        for name, entry in found.items():
+        for name, entry in members.items():
             if entry is None:
                 if name in self._stored:
-                    gone.append(name)
+                    left.append(name)
             elif self.get_token(name) != entry.token:
                 written[name] = LoggedMember.from_entry(entry)
                 size += len(entry.value)
-            if len(written) + len(gone) >= MOST_CHANGES or size >= MOST_STEP_BYTES:
+            if len(written) + len(left) >= MAX_STEP_CHANGES or size >= MAX_STEP_BYTES:
                 break
-        return ViewChangeStep(self.number + 1, written, gone) if written or gone else None
+        return ViewChangeStep(self.number + 1, written, left) if written or left else None
 
     def encode_chunks(self) -> list[bytes]:
         """Encode the whole view in chunks that are small enough to be stored.
@@ -286,14 +286,14 @@ class ViewLog:
             if entry is None:
                 return None, ViewState()
             head = LogHead.from_entry(entry)
-            chunks = await self._read(_chunk_key(head.log_id, head.base, part) for part in range(head.chunks))
+            chunks = await self._read_entries(_chunk_key(head.log_id, head.base, part) for part in range(head.chunks))
             steps = await self.read_steps(head, head.base)
             if steps is not None and None not in chunks:
                 state = ViewState.from_base(head, (chunk for chunk in chunks if chunk is not None))
                 for step in steps:
                     state.skip_step(step)
                 return entry, state
-            entry = await ask(self._store.get, self.head_key)  # it was cleaned away while we read
+            entry = await ask(self._store.get, self.head_key)  # some records were deleted during the read
         raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members start again")
 
     async def read_steps(self, head: LogHead, after: int) -> list[ViewChangeStep] | None:
@@ -307,11 +307,13 @@ class ViewLog:
         if after + 1 < head.first:
             return None
         last = [head.step] if head.step is not None and head.number > after else []
-        found = await self._read(_step_key(head.log_id, n) for n in range(after + 1, head.number + 1 - len(last)))
+        found = await self._read_entries(
+            _step_key(head.log_id, n) for n in range(after + 1, head.number + 1 - len(last))
+        )
         return None if None in found else [*(decode_step(each) for each in found if each is not None), *last]
 
     async def append(
-        self, at: Entry | None, state: ViewState, members: Mapping[str, Entry | None]
+        self, head_entry: Entry | None, state: ViewState, members: Mapping[str, Entry | None]
     ) -> tuple[Entry, LogHead, ViewChangeStep] | None:
         """Write the next view with the current state of these members.
 
@@ -320,7 +322,7 @@ class ViewLog:
         All other members are read here.
 
         Args:
-            at: The entry of the log's head. None if there is no log.
+            head_entry: The entry of the log's head. None if there is no log.
             state: The newest view.
             members: Members that may have changed: the last known entry by ID, or None for a member that has left.
                 Without a log, they were read after the log was found missing.
@@ -329,23 +331,28 @@ class ViewLog:
         Raises:
             Conflict: Another client wrote a view first.
         """
-        found = dict(islice(members.items(), MOST_CHANGES))
-        older = [name for name, entry in found.items() if entry is None or (at is not None and entry.token <= at.token)]
+        current = dict(islice(members.items(), MAX_STEP_CHANGES))
+        older = [
+            name
+            for name, entry in current.items()
+            if entry is None or (head_entry is not None and entry.token <= head_entry.token)
+        ]
         if older:
             read = await ask(self._store.get_many, [f"{self.members_key}/{name}" for name in older])
-            found.update(zip(older, read, strict=True))
-        step = state.build_step(found)
+            current.update(zip(older, read, strict=True))
+        step = state.build_step(current)
         if step is None:
             return None
-        before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.from_entry(at)
-        based = await self._write_base_if_due(before, state)
+        before = LogHead(uuid.uuid4().hex[:12]) if head_entry is None else LogHead.from_entry(head_entry)
+        rebased = await self._write_base_if_due(before, state)
         data = encode_step(step)
-        inline = step if len(data) <= MOST_INLINE_BYTES else None
-        head = replace(based, number=step.number, changes=based.changes + step.changes, step=inline)
+        inline = step if len(data) <= MAX_INLINE_BYTES else None
+        head = replace(rebased, number=step.number, changes=rebased.changes + step.changes, step=inline)
         value, step_key = head.to_bytes(), self._key(_step_key(head.log_id, step.number))
-        write: Op = Create(self.head_key, value) if at is None else Put(self.head_key, value)
-        written = await ask(self._store.commit, [] if at is None else [At(at)], [write, Create(step_key, data)])
-        return written.entries[0], head, step
+        write: Op = Create(self.head_key, value) if head_entry is None else Put(self.head_key, value)
+        checks = [] if head_entry is None else [At(head_entry)]
+        done = await ask(self._store.commit, checks, [write, Create(step_key, data)])
+        return done.entries[0], head, step
 
     async def remove_old_after(self, before: Entry | None, head: LogHead) -> None:
         """Delete stored records that are no longer needed after a new head was written, if there can be any.
@@ -370,8 +377,7 @@ class ViewLog:
         Returns:
             The head that refers to the new base, or the given head.
         """
-        due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
-        if head.changes < due:
+        if head.changes < BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state):
             return head
         chunks = state.encode_chunks()
         for part, chunk in enumerate(chunks):
@@ -387,12 +393,12 @@ class ViewLog:
         listed = {kind: await ask(self._store.children, self._key(kind)) for kind in ("log", "base")}
         entry = await ask(self._store.get, self.head_key)
         head = None if entry is None else LogHead.from_entry(entry)
-        least = {"log": 0 if head is None else head.first, "base": 0 if head is None else head.base}
+        oldest_needed = {"log": 0 if head is None else head.first, "base": 0 if head is None else head.base}
         old = [
             Delete(self._key(f"{kind}/{name}"))
             for kind, names in listed.items()
             for name in names
-            if head is None or _get_number(name, head.log_id) < least[kind]
+            if head is None or _get_number(name, head.log_id) < oldest_needed[kind]
         ]
         for start in range(0, len(old), _PAGE):
             await ask(self._store.commit, [], old[start : start + _PAGE])
@@ -410,11 +416,12 @@ class ViewLog:
         await self._remove_old()
         await ask(self._store.delete_tree, self._key("evicted"))
 
-    async def _read(self, keys: Iterable[str]) -> Sequence[Entry | None]:
-        wanted = [self._key(key) for key in keys]
+    async def _read_entries(self, keys: Iterable[str]) -> Sequence[Entry | None]:
+        """Return the entries of keys of the log, in order. None for a key that does not exist."""
+        full_keys = [self._key(key) for key in keys]
         found: list[Entry | None] = []
-        for start in range(0, len(wanted), _PAGE):
-            found += await ask(self._store.get_many, wanted[start : start + _PAGE])
+        for start in range(0, len(full_keys), _PAGE):
+            found += await ask(self._store.get_many, full_keys[start : start + _PAGE])
         return found
 
     def _key(self, below: str) -> str:

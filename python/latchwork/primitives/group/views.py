@@ -16,7 +16,7 @@ from latchwork.primitives.waiting.arguments import check_minimum, check_text
 from latchwork.types import Entry
 
 Label = str | bytes
-#: Bytes that one member may take in the store. Every view that it changes in is sent to everybody who follows them.
+#: Maximum size of one stored member in bytes. Each of its changes is sent to all processes that observe the views.
 MAX_MEMBER_BYTES = 4_096
 
 _by_id = attrgetter("id")
@@ -145,7 +145,7 @@ class EvictionRecord(Record, frozen=True):
 _MEMBER: Decoder[StoredMember] = Decoder(StoredMember, "a member of a group")
 
 
-_EVICTED: Decoder[EvictionRecord] = Decoder(EvictionRecord, "the mark of an evicted member")
+_EVICTED: Decoder[EvictionRecord] = Decoder(EvictionRecord, "the eviction of a member")
 
 
 def parse_member_id(key: str) -> str:
@@ -246,16 +246,16 @@ def build_change(
         skipped: The number of views in between.
     """
 
-    def same(member: GroupMember, others: Mapping[str, GroupMember]) -> bool:
+    def is_same_incarnation(member: GroupMember, others: Mapping[str, GroupMember]) -> bool:
         other = others.get(member.id)
         return other is not None and other.incarnation == member.incarnation
 
     before, after = (sorted(members.values(), key=_by_id) for members in (old, new))
     return ViewChange(
         view,
-        tuple(member for member in after if not same(member, old)),
-        tuple(member for member in before if not same(member, new)),
-        tuple(member for member in after if same(member, old) and member != old[member.id]),
+        tuple(member for member in after if not is_same_incarnation(member, old)),
+        tuple(member for member in before if not is_same_incarnation(member, new)),
+        tuple(member for member in after if is_same_incarnation(member, old) and member != old[member.id]),
         skipped,
     )
 
