@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 
 import pytest
 
+import latchwork
+from latchwork.backends.embedded.connection import Database
 from latchwork.backends.embedded.sessions import LEAST_TTL_S
 from latchwork.errors import Closed, Conflict, SessionLost, Unavailable
 from latchwork.types import Absent, Create, Put, SessionAlive
@@ -59,6 +62,35 @@ def test_renewing_keeps_the_keys_beyond_the_ttl(store):
     assert keys_of(store) == ["a"]
 
 
+WRITERS, WRITE_S = 60, 0.02
+
+
+def test_a_renewal_is_made_before_the_writes_that_wait_in_its_process(url, monkeypatch):
+    """Without that, it waits for all of them, which takes longer than it may."""
+    commit, ended = Database._commit, threading.Event()
+
+    def commit_slowly(database, conn):
+        time.sleep(WRITE_S)
+        commit(database, conn)
+
+    with latchwork.connect(url, session_ttl_s=3.0) as store:
+        assert 2 * store.session.ttl_s / 8 < WRITERS * WRITE_S
+
+        def write(number):
+            while not ended.is_set():
+                store.put(f"key/{number}", b"")
+
+        monkeypatch.setattr(Database, "_commit", commit_slowly)
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(WRITERS)]
+        for each in writers:
+            each.start()
+        is_lost = store.session.lost.wait(6.0)
+        ended.set()
+        for each in writers:
+            each.join(30.0)
+        assert not is_lost
+
+
 def test_renewal_counts_from_its_start(opened, url, clock):
     store = opened(url, clock)
     session = open_session(store)
@@ -71,9 +103,9 @@ def test_renewal_whose_write_took_long_counts_from_before_it(opened, url, clock,
     session = open_session(store, 60)
     write, before = store._write, clock.now()
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         clock.clock_offset_s += 5.0
-        return write(*arguments)
+        return write(*arguments, **options)
 
     monkeypatch.setattr(store, "_write", slow)
     assert before <= session.renew().result() < before + 5.0

@@ -208,7 +208,7 @@ class EmbeddedBackend(Backend):
 
         def renew() -> float:
             sent_at = self._clock.now()
-            self._write(lambda conn: self._renew(conn, session), session.ttl_s / 8)
+            self._write(lambda conn: self._renew(conn, session), session.ttl_s / 8, is_renewal=True)
             return sent_at
 
         return attempt(renew)
@@ -345,10 +345,11 @@ class EmbeddedBackend(Backend):
 
         return attempt(run)
 
-    def _write(self, work: Work[T], limit_s: float | None = None) -> T:
+    def _write(self, work: Work[T], limit_s: float | None = None, *, is_renewal: bool = False) -> T:
         self._require_open()
+        limit_s = self._call_timeout_s if limit_s is None else limit_s
         try:
-            result = self._db.write(work, self._call_timeout_s if limit_s is None else limit_s)
+            result = self._db.write(work, limit_s, is_urgent=is_renewal)
             self._notify()
         except Exception:
             raise

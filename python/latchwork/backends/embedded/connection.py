@@ -1,7 +1,8 @@
 """Connections to a SQLite database, and transactions that end within a time limit.
 
 Threads share the connections of a pool, and no mutex is held during I/O. Only one connection writes, so the threads of
-a process wait in order, and only processes compete for the lock of the file. Errors of sqlite3 are converted here.
+a process wait in order, renewals of sessions first, and only processes compete for the lock of the file. Errors of
+sqlite3 are converted here.
 """
 
 from __future__ import annotations
@@ -71,12 +72,13 @@ class Database:
         except sqlite3.Error as error:
             raise translate_error(error, self.location) from error
 
-    def write(self, work: Work[T], limit_s: float) -> T:
+    def write(self, work: Work[T], limit_s: float, *, is_urgent: bool = False) -> T:
         """Run a function in an exclusive write transaction, commit it, and return the result of the function.
 
         Args:
             work: Called with the connection.
             limit_s: Seconds to wait for other writers.
+            is_urgent: Whether to write before the other threads of this process that wait.
         Raises:
             Unavailable: Other writers held the lock for the whole limit. Nothing was applied.
             StoreFull: The disk is full. Nothing was applied.
@@ -93,7 +95,7 @@ class Database:
             return result
 
         try:
-            result = self._writer.use(commit, deadline)
+            result = self._writer.use(commit, deadline, is_urgent=is_urgent)
         except sqlite3.Error as error:
             ours = translate_error(error, self.location)
             if isinstance(ours, StoreFull):

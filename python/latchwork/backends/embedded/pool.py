@@ -28,8 +28,8 @@ class _ConnectionRequest:
 
 
 class ConnectionPool:
-    """A pool of SQLite connections, each used by one thread at a time. Waiting threads are served in order.
-    Thread-safe.
+    """A pool of SQLite connections, each used by one thread at a time. Waiting threads are served in order, except that
+    urgent ones are served first. Thread-safe.
     """
 
     def __init__(self, opener: Opener, limit: int, location: str) -> None:
@@ -44,18 +44,22 @@ class ConnectionPool:
         self._rests: Signal | None = None  # while a fork is near: set once nothing is in use
         _pools.add(self)
 
-    def use(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+    def use(self, work: Callable[[sqlite3.Connection], T], deadline: float, *, is_urgent: bool = False) -> T:
         """Wait for a connection, call ``work`` with it, and return the result.
 
         Afterwards an open transaction is rolled back, and a broken connection is closed.
 
+        Args:
+            work: Called with the connection.
+            deadline: Local clock time at which the wait ends.
+            is_urgent: Whether to be served before all threads that wait already.
         Raises:
             Unavailable: All connections were in use until the deadline.
             Closed: The pool is closed.
         """
         request = _ConnectionRequest()
         try:
-            return work(self._take(request, deadline))
+            return work(self._take(request, deadline, is_urgent=is_urgent))
         finally:
             try:
                 self._return_connection(request)
@@ -63,10 +67,13 @@ class ConnectionPool:
                 self._return_connection(request)
                 raise
 
-    def _take(self, request: _ConnectionRequest, deadline: float) -> sqlite3.Connection:
+    def _take(self, request: _ConnectionRequest, deadline: float, *, is_urgent: bool) -> sqlite3.Connection:
         with self._lock:
             self._refuse_closed("")
-            self._queue[request] = None
+            if is_urgent:
+                self._queue = {request: None, **self._queue}
+            else:
+                self._queue[request] = None
             self._assign_connections()
             if request not in self._lent:
                 request.granted = Signal()
