@@ -279,6 +279,26 @@ def test_a_registration_writes_nothing_more_after_the_node_has_left(memory):
     assert memory.list(keys.WORK_POOL, recursive=True) == []
 
 
+def test_a_registration_writes_nothing_while_the_node_leaves_in_two_transactions(memory, monkeypatch):
+    member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+    registration = Registration(memory, memory.open_session(5.0), member, [f"j{n:03}" for n in range(150)])
+    assert registration.try_join() is None
+    registration.store_available_jobs()
+    commit, refused = memory.commit, []
+
+    def write_pool_first(*parts):
+        if not refused and memory.get(keys.alive_key("n1")).value != member.to_bytes():
+            refused.append(parts)
+            with pytest.raises(Closed):
+                registration.write_pool("j000", ("a",), None)
+        return commit(*parts)
+
+    monkeypatch.setattr(memory, "commit", write_pool_first)
+    registration.leave()
+    assert len(refused) == 1
+    assert memory.list(keys.WORKERS, recursive=True) == memory.list(keys.WORK_POOL, recursive=True) == []
+
+
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):
     holder = memory.open_session(3.0)
     member = NodeRecord.of_this_process(MemberOptions("n1", 3.0), since=0, ttl_s=3.0)

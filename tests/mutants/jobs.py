@@ -66,8 +66,8 @@ DEFECTS = (
         "Job node",
         "a node that has left still writes",
         "jobs/node/registration.py",
-        "        self._has_left = True\n",
-        "",
+        "        self._has_left = True  # first",
+        "        # first",
         id_of("jobs/joining", "a_registration_writes_nothing_more_after_the_node_has_left"),
     ),
     Defect(

@@ -238,6 +238,8 @@ class Registration:
         Returns:
             A check that no other node has joined or left since.
         """
+        checks = self.fences
+        self._has_left = True  # first: the fences of other threads would name the key that is written here
         me = self.member.worker
         self.member = self.member.with_state("leaving")
         ops: list[Op] = [
@@ -246,7 +248,6 @@ class Registration:
             *final_writes,
         ]
         ops += [Delete(keys.available_job_key(me, job)) for job in self._jobs]
-        self._alive, guard, *_ = self._store.commit(self.fences, ops[:MAX_OPS]).entries
-        commit_all(self._store, self.fences, ops[MAX_OPS:])
-        self._has_left = True
+        alive, guard, *_ = self._store.commit(checks, ops[:MAX_OPS]).entries
+        commit_all(self._store, [self._session.fence, At(alive)], ops[MAX_OPS:])
         return At(guard)
