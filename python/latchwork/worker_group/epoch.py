@@ -235,14 +235,14 @@ class RecordWriter:
         fence, epoch = worker_epoch.fence, worker_epoch.epoch
         is_retry = False
         while True:
-            state = await self._read_state(self._membership.keys.opened)
+            state = await self._read_state()
             snapshot, member = await self._build_snapshot(state), await self._require_member(state)
             if self._has_status(member, COMPLETED):
                 return
             if is_retry and (error := await explain_refused_write(self._store, self._membership, epoch, state)):
                 raise error
             if arrivals is None:
-                arrivals = await worker_epoch.build_all_arrivals(state.more[0])
+                arrivals = await worker_epoch.build_all_arrivals(state.opened)
             txn = transactions.build_complete_txn(snapshot, member, fence, epoch, arrivals)
             try:
                 await ask(self._store.commit, txn.checks, txn.ops)
@@ -348,8 +348,8 @@ class RecordWriter:
             return False
         return True
 
-    async def _read_state(self, *more: str) -> WorkerState:
-        return await read_worker_state(self._store, self._membership, *more)
+    async def _read_state(self) -> WorkerState:
+        return await read_worker_state(self._store, self._membership)
 
     async def _build_snapshot(self, state: WorkerState) -> GroupSnapshot:
         """Return the state of the group, from which a transaction can be built.

@@ -568,29 +568,21 @@ class WorkerState:
         lease: Lease of the worker.
         member: Record of the worker.
         epoch: The current epoch.
-        more: Further keys that were read with them.
+        opened: The key that each opening of a barrier writes.
     """
 
     record: Entry | None
     lease: Entry | None
     member: Entry | None
     epoch: Entry | None
-    more: tuple[Entry | None, ...] = ()
+    opened: Entry | None
 
 
-async def read_worker_state(store: Store, membership: WorkerMembership, *more: str) -> WorkerState:
-    """Read the state on which a worker's writes depend, in one request.
-
-    Args:
-        store: Store of the group.
-        membership: Membership of the worker.
-        more: Further keys to read.
-    """
+async def read_worker_state(store: Store, membership: WorkerMembership) -> WorkerState:
+    """Read the state on which a worker's writes depend, in one request."""
     keys, info = membership.keys, membership.info
-    record, lease, member, epoch, *others = await ask(
-        store.get_many, [keys.record, keys.lease_key(info.rank), keys.member_key(info.key), keys.epoch, *more]
-    )
-    return WorkerState(record, lease, member, epoch, tuple(others))
+    wanted = [keys.record, keys.lease_key(info.rank), keys.member_key(info.key), keys.epoch, keys.opened]
+    return WorkerState(*await ask(store.get_many, wanted))
 
 
 async def explain_exit(
