@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
+import types
 
 import pytest
 
@@ -20,7 +22,7 @@ from executor.work import (
     unstorable,
     wait,
 )
-from latchwork.executor import AllFailed, Call, Executor
+from latchwork.executor import AllFailed, Call, Executor, submitter
 from latchwork.tasks import (
     NotSerializable,
     PickleCodec,
@@ -235,6 +237,19 @@ def test_priorities_run_before_others(workers, pool, store):
     concurrent.futures.wait(futures, PATIENCE_S)
     begun = {store.list(f"priority-{priority}/starts")[0].created: priority for priority in (9, 5, 0)}
     assert [begun[token] for token in sorted(begun)] == [0, 5, 9]
+
+
+def test_a_wall_clock_that_is_set_back_does_not_reorder_tasks(workers, pool, store, monkeypatch):
+    futures = [pool.submit(mark, "order-0")]
+    pool.flush(PATIENCE_S)
+    set_back = types.SimpleNamespace(time=lambda: time.time() - 3600.0)
+    monkeypatch.setattr(submitter, "time", set_back)
+    futures.append(pool.submit(mark, "order-1"))
+    pool.flush(PATIENCE_S)
+    workers(slots=1)
+    assert len([future.result(PATIENCE_S) for future in futures]) == 2
+    begun = [store.list(f"order-{number}/starts")[0].created for number in range(2)]
+    assert begun == sorted(begun)
 
 
 @pytest.mark.parametrize(

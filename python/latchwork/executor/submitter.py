@@ -109,6 +109,7 @@ class Submitter:
         self._to_place: deque[TaskTicket] = deque()
         self._queues = [self._unplaced, self._to_place]
         self._next = 0
+        self._stored_ms = 0
         self._in_doubt: Sequence[tuple[TaskTicket, TaskItem]] = ()
         self._session: SubmitterSession | None = None
         self._background: Background | None = None
@@ -269,9 +270,11 @@ class Submitter:
         submitter_session = await self._open_session()
         if self._in_doubt:
             return await self._resolve_in_doubt(submitter_session, self._in_doubt)
-        at_ms = int(time.time() * 1000)
+        self._stored_ms = max(self._stored_ms, int(time.time() * 1000))  # a clock set back must not reorder tasks
         found = [
-            each for ticket in batch if (each := await self._prepare(ticket, submitter_session, at_ms)) is not None
+            each
+            for ticket in batch
+            if (each := await self._prepare(ticket, submitter_session, self._stored_ms)) is not None
         ]
         placed = [(ticket, item) for ticket, item in found if self._mark_in_doubt(ticket, item)]
         if not placed:
