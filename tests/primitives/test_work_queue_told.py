@@ -162,6 +162,23 @@ def test_a_told_take_whose_answer_is_lost_is_had_by_the_next_take_or_by_nobody(
         assert mine.items() == []
 
 
+def test_an_item_is_had_by_the_next_take_though_the_answers_to_two_takes_of_it_are_lost(
+    told, connect, backlog, eventually
+):
+    """The first take is committed, and the second one is refused."""
+    found = told("1/a")
+    with FaultyStore(connect(session_ttl_s=30.0)) as store:
+        mine = WorkQueue(store, "work")
+        for number in range(2):
+            store.add(Fault("cut_after", op="commit", key="work/partitions/any/items/*"))
+            with pytest.raises(OutcomeUnknown):
+                mine.take_items(found)
+            assert len(store.faults) == number + 1
+        taken = []
+        eventually(lambda: taken or taken.extend(mine.try_take(["any"])))
+        assert [claim.item.id for claim in taken] == ["a"]
+
+
 def test_items_of_another_backlog_and_bad_limits_are_refused(told, backlog):
     found = told("1/a")
     with pytest.raises(ValueError, match="not an item of work queue 'elsewhere'"):

@@ -53,6 +53,11 @@ class UnconfirmedClaim:
     holder: ClaimHolder
     item: VersionedItem | None
 
+    @property
+    def id(self) -> tuple[str, str]:
+        """The key of the item and the claim. Several takes of one item may be unconfirmed."""
+        return self.item_key, self.claim
+
 
 class UnconfirmedClaims:
     """The claims of one queue object whose outcome is unknown. Thread-safe.
@@ -66,7 +71,7 @@ class UnconfirmedClaims:
         self._store = store
         self._what = what
         self._lock = mutex()
-        self._open: dict[str, UnconfirmedClaim] = {}
+        self._open: dict[tuple[str, str], UnconfirmedClaim] = {}
 
     def add(self, claims: Iterable[UnconfirmedClaim]) -> None:
         """Remember claims that no caller has received, because the outcome of their transaction is unknown.
@@ -76,7 +81,7 @@ class UnconfirmedClaims:
         claims = list(claims)
         with self._lock:
             for each in claims:
-                self._open[each.item_key] = each
+                self._open[each.id] = each
         for each in claims:
             self._store.cleanup.add(partial(self._release_unused, each, Backoff()), _LEFT_TO_TAKES_S)
 
@@ -103,7 +108,7 @@ class UnconfirmedClaims:
         Returns:
             Seconds until the next attempt. None if there is nothing left to do.
         """
-        if claim.holder.session.remaining_s() <= 0.0 or self._open.get(claim.item_key) is not claim:
+        if claim.holder.session.remaining_s() <= 0.0 or self._open.get(claim.id) is not claim:
             return None
         try:
             found = await self._confirm_or_invalidate(claim)
@@ -144,7 +149,7 @@ class UnconfirmedClaims:
     def _remove(self, claim: UnconfirmedClaim) -> bool:
         """Remove a claim from the list. Return False if another thread has removed it before."""
         with self._lock:
-            return self._open.get(claim.item_key) is claim and bool(self._open.pop(claim.item_key))
+            return self._open.get(claim.id) is claim and bool(self._open.pop(claim.id))
 
     async def _confirm_or_invalidate(self, claim: UnconfirmedClaim) -> Entry | None:
         """Return the item if the claim was committed. Otherwise make sure that it never will be, and return None.
