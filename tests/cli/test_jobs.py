@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+
+import latchwork
+from latchwork.jobs import Cron
+from latchwork.jobs.cron_progress import CronProgress, FireTimes, HeldItem, read_item_progress
+from latchwork.jobs.stored import cluster_store
 
 URL = "sqlite:///jobs.db"
 
@@ -83,6 +90,22 @@ def test_settings_of_the_cluster_are_set_shown_and_unset(cli):
 def test_what_cannot_be_set_is_refused_in_one_line(cli, args, words):
     (cli.folder / "jobs.db").touch()
     cli(*args, "--url", URL).refused(2, *words)
+
+
+def test_progress_that_lies_in_the_future_is_set_back(cli):
+    ahead_s = time.time() + 86_400.0
+    with latchwork.connect(f"sqlite:///{cli.folder}/jobs.db") as store:
+        cluster = cluster_store(store)
+        cluster.put("owners/o1", b"{}")
+        times = FireTimes(CronProgress(cluster, "report"), {"a": HeldItem(1, "o1")})
+        each_minute = Cron("* * * * *")
+        times.find_next_step(each_minute, ahead_s - 120.0, 0.0)
+        times.record_start(times.find_next_step(each_minute, ahead_s, 0.0))
+        done = cli("jobs", "reset-progress", "report", "--url", URL)
+        assert done.code == 0, done
+        assert done.out.startswith("report: a: was done up to ")
+        assert read_item_progress(store, "report", "a").through <= time.time()
+        assert cli("jobs", "reset-progress", "report", "--url", URL).out == "report: no progress lies in the future\n"
 
 
 def test_where_there_is_no_cluster_the_exit_code_is_3(cli):

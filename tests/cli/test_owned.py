@@ -18,7 +18,7 @@ import pytest
 import latchwork
 from backends_table import ONE_OF_EACH_KIND
 from latchwork.jobs import FixedDelay, Job, JobManager, inspect
-from latchwork.primitives import Counter, Lock, Once, Queue, WorkQueue
+from latchwork.primitives import Counter, Lock, Once, Queue, Semaphore, WorkQueue
 
 
 @pytest.fixture(params=ONE_OF_EACH_KIND)
@@ -188,6 +188,16 @@ def test_a_primitive_that_was_never_used_shows_as_such_and_nothing_is_written(cl
         assert done.code == 0, done
         json.loads(cli("show", kind, "unused", "--url", file_url, "--json").out)
         assert [entry.key for entry in store.list("", recursive=True)] == ["here"]
+
+
+def test_the_records_of_an_unused_name_are_removed_and_those_in_use_stay(cli, url):
+    with latchwork.connect(url) as store:
+        with Semaphore(store, "permits", leases=2):
+            cli("forget", "permits", "--url", url).refused(1, "permits")
+            assert store.get("permits/leases/size") is not None
+        assert cli("forget", "permits", "--url", url).out == "permits: 1 key removed\n"
+        assert store.list("permits", recursive=True) == []
+        assert cli("forget", "permits", "--url", url).out == "permits: 0 keys removed\n"
 
 
 def test_an_unknown_kind_and_a_bad_name_are_refused(cli, file_url):

@@ -7,6 +7,7 @@ import pytest
 import latchwork
 from latchwork.backends import server_versions
 from latchwork.backends.etcd import connection
+from latchwork.jobs import JobManager
 from latchwork_testkit.servers import EtcdServer
 from patience import eventually
 
@@ -54,6 +55,13 @@ def test_a_store_that_stays_open_learns_of_a_history_that_grew_meanwhile(server,
         eventually(lambda: ["never compacted" in each for each in store.server_notices] == [True])
         with latchwork.connect(server.url("history")) as other:
             assert "never compacted" in other.server_notices[0]
+
+
+def test_the_health_of_a_job_node_names_a_history_that_was_never_compacted(server):
+    write(server, 30)
+    with JobManager(server.url("history"), "n1", []) as node:
+        eventually(lambda: ["never compacted" in each for each in node.health().degraded] == [True])
+        assert node.health().ok
 
 
 def test_a_database_that_nears_its_quota_is_warned_of_once(server, caplog, monkeypatch):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from latchwork._base.text import counted
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import UsageError
@@ -203,7 +204,7 @@ def forget(name: Name, *, url: Url = None) -> None:
             removed = forget_name(store, name)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    say(f"{name}: {removed} keys removed")
+    say(f"{name}: {counted(removed, 'key')} removed")
 
 
 once_app = group("Actions that run once in a cluster.", reset=reset)
