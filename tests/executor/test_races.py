@@ -98,6 +98,22 @@ def test_a_submit_whose_answer_is_lost_runs_each_task_once(workers, pools, store
 
 
 @EACH
+def test_a_submit_runs_each_task_once_if_the_answer_to_its_fence_is_lost_as_well(
+    workers, pools, store, faulty, eventually, fault
+):
+    """What lands late: the first submit, the first fence, and a second submit that checks this fence."""
+    workers(own_store=True)
+    pool = pools(store=faulty)
+    assert pool.submit(square, 0).result(PATIENCE_S) == 0
+    hit(faulty, fault, ITEMS, times=2)
+    hit(faulty, fault, "@executor/default/fences/*.1", times=1)
+    assert pool.submit(mark, "once").result(PATIENCE_S) == "n1"
+    was_hit(faulty)
+    settled(eventually, store)
+    assert len(starts(store, "once")) == 1
+
+
+@EACH
 def test_a_finish_whose_answer_is_lost_gives_one_result_and_no_second_run(pool, store, faulty, eventually, fault):
     hit(faulty, fault, RESULTS)
     with ExecutorWorker(faulty, node_id="n1", functions=WORK, slots=2) as worker:

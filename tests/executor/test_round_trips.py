@@ -10,7 +10,9 @@ import latchwork
 from backends_table import SERVERS
 from executor.conftest import PATIENCE_S
 from executor.work import WORK, square
+from latchwork.backends.zookeeper.layout import BUCKETS, get_bucket
 from latchwork.executor import Executor, ExecutorWorker
+from latchwork.types import Delete, Put
 from latchwork_testkit.proxy import Proxy
 
 DELAY_S = 0.25
@@ -25,11 +27,15 @@ pytestmark = [pytest.mark.serial, pytest.mark.threads]
 
 @pytest.fixture(params=[name for name in SERVERS if name in MOST])
 def far(request):
-    """A proxy, and a function that opens a store behind it."""
+    """A proxy, and a function that opens a store behind it, or next to the server."""
     server = request.getfixturevalue(request.param)
+    url = server.url(f"trips-{time.time_ns()}")
     with Proxy(server.endpoint) as proxy:
-        url = server.url(f"trips-{time.time_ns()}").replace(server.endpoint, proxy.endpoint)
-        yield proxy, lambda: latchwork.connect(url), request.param
+
+        def connect(*, near=False):
+            return latchwork.connect(url if near else url.replace(server.endpoint, proxy.endpoint))
+
+        yield proxy, connect, request.param
 
 
 @pytest.mark.slow
@@ -47,6 +53,31 @@ def test_a_task_waits_for_its_three_commits_and_the_reads_of_its_events(far, idl
             assert pool.submit(square, 2).result(PATIENCE_S) == 4
             for number in range(4):
                 time.sleep(idle_s)
+                begun = time.monotonic()
+                assert pool.submit(square, number).result(PATIENCE_S) == number**2
+                trips.append((time.monotonic() - begun) / DELAY_S)
+            proxy.delay(0.0, "answers")
+    assert min(trips) < MOST[name] + 1, trips
+
+
+def test_deletions_of_other_clients_delay_no_submit(far):
+    """On ZooKeeper a check of a version fails if any key of its bucket was deleted since."""
+    proxy, connect, name = far
+    keys = {get_bucket(key): key for key in (f"deleted/{number}" for number in range(2000))}
+    assert len(keys) == BUCKETS
+    trips = []
+    with connect() as theirs, connect() as ours:
+        proxy.delay(DELAY_S, "answers")
+        with (
+            ExecutorWorker(theirs, node_id="n1", slots=4, functions=WORK) as worker,
+            Executor(ours, functions=WORK) as pool,
+            connect(near=True) as other,
+        ):
+            worker.wait_ready(PATIENCE_S)
+            assert pool.submit(square, 2).result(PATIENCE_S) == 4
+            for number in range(3):
+                other.commit([], [Put(key, b"") for key in keys.values()])
+                other.commit([], [Delete(key) for key in keys.values()])
                 begun = time.monotonic()
                 assert pool.submit(square, number).result(PATIENCE_S) == number**2
                 trips.append((time.monotonic() - begun) / DELAY_S)

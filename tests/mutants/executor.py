@@ -72,7 +72,7 @@ DEFECTS = (
         "Executor",
         "a submit with a lost answer may land after it was repeated",
         "executor/submitter.py",
-        "        await rewrite_online_key(self._store, submitter_session)\n        locations",
+        "        await replace_fence(self._store, self._keys, submitter_session)\n        locations",
         "        locations",
         id_of("executor/races", "a_submit_whose_answer_is_lost_runs_each_task_once", on="memory-land_late"),
     ),

@@ -5,6 +5,7 @@ Keys, below ``@executor``; see ``executor_store``:
        <name>/group/...                   the workers; see ``primitives.Group``
        <name>/backlog/...                 the tasks; see ``primitives.WorkQueue``: partition ``any``, and ``m.<member>``
        <name>/subs/<sid>                  a submitter is online; removed with its session
+       <name>/fences/<sid>.<n>            its submits check this key; replaced after a lost answer; removed with it
        <name>/results/<sid>/<k>/<number>  outcome of a submitter's task, a thousand per folder
        <name>/detached/<hh>/<id>          record of a detached task: where it was put
        <name>/outcomes/<hh>/<id>          outcome of a detached task
@@ -54,6 +55,7 @@ class Keys:
         self.group = f"{name}/group"
         self.backlog = f"{name}/backlog"
         self.submitters = f"{name}/subs"
+        self.fences = f"{name}/fences"
         self.results = f"{name}/results"
         self.detached = f"{name}/detached"
         self.outcomes = f"{name}/outcomes"
@@ -66,6 +68,15 @@ class Keys:
     def submitter_key(self, submitter_id: str) -> str:
         """Return the key that exists while a submitter is online."""
         return f"{self.submitters}/{submitter_id}"
+
+    def fence_key(self, submitter_id: str, number: int) -> str:
+        """Return the key that the submits of a submitter check.
+
+        Args:
+            submitter_id: ID of the submitter.
+            number: Number of earlier fences of the submitter.
+        """
+        return f"{self.fences}/{submitter_id}.{number}"
 
     def results_prefix(self, submitter_id: str) -> str:
         """Return the prefix of a submitter's results."""

@@ -1,9 +1,9 @@
 """Stores the tasks of one submitter in batches, each task once, and completes their futures.
 
-A submitter has a session, and a key that shows that it is online; both are in a ``SubmitterSession``. Every transaction
-that queues tasks checks the version of that key. When the answer to a transaction is lost, the key is rewritten, so
-that the transaction can no longer commit. A task with neither a queue item nor an outcome may then be stored again, and
-runs once.
+A submitter has a session, a key that shows that it is online, and a key that is its fence; see ``SubmitterSession``.
+Every transaction that queues tasks checks that the fence exists. When the answer to a transaction is lost, the fence is
+replaced, so that the transaction can no longer commit. A task with neither a queue item nor an outcome may then be
+stored again, and runs once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from latchwork.executor.submitter_session import (
     add_task_name,
     build_put_copies_ops,
     open_submitter_session,
-    rewrite_online_key,
+    replace_fence,
     wait_until,
 )
 from latchwork.primitives import WorkQueue
@@ -43,7 +43,7 @@ from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, ask, blocking, undone_if_interrupted
 from latchwork.tasks import Payloads
-from latchwork.types import At, Check, Op
+from latchwork.types import Check, Exists, Op
 
 _log = logging.getLogger(__name__)
 
@@ -279,7 +279,8 @@ class Submitter:
         placed = [(ticket, item) for ticket, item in found if self._mark_in_doubt(ticket, item)]
         if not placed:
             return None
-        checks: dict[Check, None] = {At(submitter_session.online_entry): None}
+        fence = self._keys.fence_key(submitter_session.submitter_id, submitter_session.fence)
+        checks: dict[Check, None] = {Exists(fence): None}
         ops: dict[Op, None] = {}
         for _, item in placed:
             if item.partitions != (ANY,):
@@ -290,7 +291,7 @@ class Submitter:
             await ask(self._store.commit, list(checks), [*ops, *deletions])
             deletions = []
         except Conflict as error:
-            await self._on_conflict(submitter_session, placed, error)
+            await self._on_conflict(submitter_session, fence, placed, error)
         except OutcomeUnknown:
             await self._resolve_in_doubt(submitter_session, placed)
         except BaseException:
@@ -357,17 +358,22 @@ class Submitter:
             self._changed.notify_all()
 
     async def _on_conflict(
-        self, submitter_session: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict
+        self,
+        submitter_session: SubmitterSession,
+        fence: str,
+        placed: Sequence[tuple[TaskTicket, TaskItem]],
+        error: Conflict,
     ) -> None:
         """Retry or fail the tasks of a batch that was refused because a check failed. Nothing of it was written.
 
         Args:
             submitter_session: The session of the submitter that sent it.
+            fence: The fence that the transaction checked.
             placed: The tasks and their queue items.
             error: The conflict, with the failed checks.
         """
         failed = {getattr(each, "key", None) for each in error.failed}
-        if self._placer.record_departed(error.failed) and submitter_session.online_entry.key not in failed:
+        if self._placer.record_departed(error.failed) and fence not in failed:
             self._mark_unsent(placed)
         else:
             await self._resolve_in_doubt(submitter_session, placed)
@@ -377,14 +383,14 @@ class Submitter:
     ) -> None:
         """Find out which tasks of a batch were stored, after the answer of its transaction was lost.
 
-        First changes a key that the transaction checks, so that it can no longer commit.
+        First replaces the fence that the transaction checks, so that it can no longer commit.
 
         Args:
             submitter_session: The session of the submitter that sent it.
             placed: The tasks and their queue items.
         """
         self._in_doubt = placed
-        await rewrite_online_key(self._store, submitter_session)
+        await replace_fence(self._store, self._keys, submitter_session)
         locations = {ticket.number: TaskLocation.from_item(item, self._keys) for ticket, item in placed}
         missing = await self._stored.find_missing(locations)
         gone = {ticket.number: (ticket, item) for ticket, item in placed if ticket.number in missing}

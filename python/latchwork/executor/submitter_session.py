@@ -34,7 +34,7 @@ from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, StepCoroutine, ask, coroutine_of
 from latchwork.tasks import BlobRef, Blobs, Outcome, Payloads
-from latchwork.types import At, Change, Delete, Entry, Op, Put
+from latchwork.types import Change, Create, Delete, Entry, Exists, Op
 
 _log = logging.getLogger(__name__)
 
@@ -61,14 +61,14 @@ class SubmitterSession:
     Attributes:
         submitter_id: Its unique ID, never reused.
         session: Its session.
-        online_entry: Entry of the key that shows that it is online.
         collector: Collects its results.
+        fence: Number of its current fence. Every transaction that queues tasks checks that this fence exists.
     """
 
     submitter_id: str
     session: Session
-    online_entry: Entry
     collector: ResultCollector
+    fence: int = 0
 
     def build_lost_error(self, executor: str) -> SessionLost:
         """Return the error with which the futures of its tasks fail when the session is lost.
@@ -98,7 +98,8 @@ class PlacementRequest:
 async def open_submitter_session(
     store: Store, keys: Keys, payloads: Payloads, tasks: ResultSink, *, ttl_s: float, label: str
 ) -> SubmitterSession:
-    """Open a session, and write the key that shows that the submitter is online. Does not start to collect results.
+    """Open a session, and write the key that shows that the submitter is online, and its first fence. Does not start
+    to collect results.
 
     Args:
         store: The store.
@@ -113,14 +114,13 @@ async def open_submitter_session(
     session = await ask(store.open_session, ttl_s)
     submitter_id = generate_submitter_id()
     about = encode({"label": label, "host": socket.gethostname(), "pid": os.getpid()})
+    online = Create(keys.submitter_key(submitter_id), about, session)
     try:
-        online_entry = await ask(store.put, keys.submitter_key(submitter_id), about, session=session)
+        await ask(store.commit, [], [online, Create(keys.fence_key(submitter_id, 0), b"", session)])
     except BaseException:
         session.close()
         raise
-    return SubmitterSession(
-        submitter_id, session, online_entry, ResultCollector(store, keys, submitter_id, payloads, tasks)
-    )
+    return SubmitterSession(submitter_id, session, ResultCollector(store, keys, submitter_id, payloads, tasks))
 
 
 def add_task_name(error: Exception, ticket: TaskTicket) -> Exception:
@@ -135,33 +135,31 @@ def add_task_name(error: Exception, ticket: TaskTicket) -> Exception:
     return made
 
 
-async def rewrite_online_key(store: Store, submitter_session: SubmitterSession) -> None:
-    """Rewrite the key that shows that the submitter is online. Earlier transactions that check the key can then no
-    longer commit.
+async def replace_fence(store: Store, keys: Keys, submitter_session: SubmitterSession) -> None:
+    """Replace the fence of a submitter. Earlier transactions that check the old fence can then no longer commit.
+
+    A fence is never created again: its transaction checks the fence before it, which is then deleted.
 
     Raises:
         SessionLost: The session has ended.
         Unavailable, OutcomeUnknown: The server was unreachable until the session ended.
     """
+    submitter_id, session, number = submitter_session.submitter_id, submitter_session.session, submitter_session.fence
+    old, new = keys.fence_key(submitter_id, number), keys.fence_key(submitter_id, number + 1)
     backoff = Backoff()
     while True:
-        now = await ask(store.get, submitter_session.online_entry.key)
-        if now is None or now.owner != submitter_session.session.id:
-            raise SessionLost(
-                f"submitter {submitter_session.submitter_id} is not online any more, "
-                f"its key {submitter_session.online_entry.key!r} is gone"
-            )
         try:
-            done = await ask(store.commit, [At(now)], [Put(now.key, now.value, submitter_session.session)])
-        except Conflict:
-            continue
+            await ask(store.commit, [Exists(old)], [Delete(old), Create(new, b"", session)])
         except (OutcomeUnknown, Unavailable):
-            if submitter_session.session.remaining_s() <= 0.0:
+            if session.remaining_s() <= 0.0:
                 raise
-            await Pause(store.clock, submitter_session.session.lost, backoff.next_s())
-        else:
-            submitter_session.online_entry = done.entries[0]
-            return
+            await Pause(store.clock, session.lost, backoff.next_s())
+            continue
+        except Conflict:
+            if await ask(store.get, new) is None:  # else an earlier try was committed
+                raise SessionLost(f"submitter {submitter_id} is not online any more, its key {old!r} is gone") from None
+        submitter_session.fence = number + 1
+        return
 
 
 async def wait_until(notifier: Notifier, clock: Clock, condition: Callable[[], bool], timeout_s: float | None) -> bool:
