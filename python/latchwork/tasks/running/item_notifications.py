@@ -85,8 +85,8 @@ class ItemNotifications:
         stop: Set when the node closes.
         accept: Returns whether the node wants an item.
         runs: Returns whether the node is running a task; called with the mutex held.
-        claim_during_search: Claims and runs items while the node searches the queue. Returns whether it has claimed
-            any. Returns None if the node does not search, or if the items must be searched for.
+        claim_during_search: Claims and runs items while the node searches the queue. Returns None if it has claimed
+            any; all items if it has tried none; an empty list if the queue must be searched again.
         node_id: ID of the node, for messages.
     """
 
@@ -99,7 +99,7 @@ class ItemNotifications:
         *,
         accept: Callable[[QueueItem], bool],
         runs: Callable[[], bool],
-        claim_during_search: Callable[[Sequence[QueueItem]], StepCoroutine[bool | None]],
+        claim_during_search: Callable[[list[QueueItem]], StepCoroutine[list[QueueItem] | None]],
         node_id: str,
     ) -> None:
         self._backlog = backlog
@@ -181,16 +181,16 @@ class ItemNotifications:
                 continue
             try:
                 notified = await self._wait_for_new_items(partition)
-                has_claimed = await self._claim_during_search(notified) if notified else None
+                left = await self._claim_during_search(notified) if notified else notified
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
                 _log.info("node %s cannot wait for partition %s, retrying: %s", self._node_id, partition, error)
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
-            if notified is None or has_claimed:
+            if left is None:
                 continue
-            search_count = self._record_notification(partition, notified if has_claimed is None else [])
+            search_count = self._record_notification(partition, left)
             if self._is_running():
                 self._leave(partition)
             if await self._wait_for_search(search_count):

@@ -330,35 +330,36 @@ class WorkerLoop(Startable):
                 self._leaves_traces = True
             self.run_claims(claims)
 
-    async def _claim_during_search(self, items: Sequence[QueueItem]) -> bool | None:
+    async def _claim_during_search(self, notified: list[QueueItem]) -> list[QueueItem] | None:
         """Claim and run items of which the node was notified, if it is searching the queue meanwhile.
 
         Args:
-            items: All free items of a partition.
+            notified: All free items of a partition.
         Returns:
-            Whether any were claimed. None if the node does not search now, or if the items must be searched for.
+            None if any were claimed. All items if the node does not search now, or if they must be searched for. An
+                empty list if the claims have failed.
         """
         with self._notifier.mutex:
             if self._searched is None or self._notified.has_notification:
-                return None
-            items = select_direct_claims(items, self._searched, self._free_capacity() - self._claiming)
+                return notified
+            items = select_direct_claims(notified, self._searched, self._free_capacity() - self._claiming)
             self._claiming += len(items)
         if not items:
-            return None
+            return notified
         try:
             claims = await self._take_notified(items)
             self._run_found(claims)
         except Exception as error:
             text = "node %s could not claim items, and searches for them: %s"
             _log.info(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
-            return False
+            return []
         finally:
             with self._notifier.mutex:
                 self._claiming -= len(items)
                 if self._free_capacity() <= 0:
                     self._notified.is_waiting = False
                 self._notifier.notify_all()
-        return bool(claims)
+        return None if claims else []
 
     async def _wait_for_claims_during_search(self) -> None:
         """Wait until the items that are being claimed during the search run, or their claims have failed.
