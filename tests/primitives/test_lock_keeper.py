@@ -531,9 +531,10 @@ def test_locks_taken_before_trouble_are_handed_over(connect, keepers, monkeypatc
     commit, calls = store.commit, []
 
     def second_fails(checks, ops):
-        calls.append(ops)
-        if len(calls) == 2:
-            raise Unavailable("cut")
+        if any("/many/" in op.key for op in ops):  # renewals are commits, too
+            calls.append(ops)
+            if len(calls) == 2:
+                raise Unavailable("cut")
         return commit(checks, ops)
 
     monkeypatch.setattr(store, "commit", second_fails)
