@@ -147,20 +147,20 @@ def test_a_node_that_hangs_in_a_work_pool_can_be_closed_and_does_not_join_later(
     assert memory.list(keys.ALIVE) == []
 
 
-def test_a_start_whose_registration_is_removed_says_so_and_leaves_nothing(memory, monkeypatch):
+def test_a_start_whose_registration_is_removed_says_so_and_leaves_nothing(store, monkeypatch):
     """The node is suspended between two steps of its start until its session has ended."""
     write_pool = Registration.write_pool
 
     def suspended(self, *given):
-        memory.delete(keys.alive_key("n1"))
+        store.delete(keys.alive_key("n1"))
         return write_pool(self, *given)
 
     monkeypatch.setattr(Registration, "write_pool", suspended)
     with pytest.raises(SessionLost, match="registration of node n1 ended"):
-        JobManager(memory, "n1", idle()).start()
+        JobManager(store, "n1", idle()).start()
     monkeypatch.undo()
-    assert memory.list(keys.ALIVE) == memory.list(keys.WORK_POOL) == []
-    with JobManager(memory, "n1", idle()):
+    assert store.list(keys.ALIVE) == store.list(keys.WORK_POOL) == []
+    with JobManager(store, "n1", idle()):
         pass
 
 

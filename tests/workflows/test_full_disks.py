@@ -86,6 +86,7 @@ def refused(told, *words):
     assert all(each in line for each in words), line
 
 
+@pytest.mark.timeout(600)  # a dozen commands, each a process of its own
 def test_a_disk_that_is_full_under_everything_is_told_by_all_and_what_ran_goes_on(flows, disk, tmp_path):
     server, out = flows("serve", "--port", "0", "--slots", "2", "--session-ttl-s", "5", is_node=True)
     eventually(lambda: "sign-in link" in out.read_text(), 60.0)

@@ -7,6 +7,8 @@ import pytest
 import latchwork
 from latchwork.backends import server_versions
 from latchwork.backends.etcd import connection
+from latchwork.backends.url import parse_url
+from latchwork.cli.screens import doctor
 from latchwork.jobs import JobManager
 from latchwork_testkit.servers import EtcdServer
 from patience import eventually
@@ -62,6 +64,18 @@ def test_the_health_of_a_job_node_names_a_history_that_was_never_compacted(serve
     with JobManager(server.url("history"), "n1", []) as node:
         eventually(lambda: ["never compacted" in each for each in node.health().degraded] == [True])
         assert node.health().ok
+
+
+def test_the_doctor_names_a_history_that_was_never_compacted(server, raw_client):
+    def limits():
+        return next(each for each in doctor._check_server(parse_url(server.url("history"))) if "limits" in each.check)
+
+    assert limits().verdict == "ok"
+    write(server, 30)
+    assert limits().verdict == "warning"
+    assert "--auto-compaction-retention" in limits().remedy
+    raw_client(server).compact()
+    assert limits().verdict == "ok"
 
 
 def test_a_database_that_nears_its_quota_is_warned_of_once(server, caplog, monkeypatch):

@@ -91,15 +91,14 @@ class EtcdBackend(Backend):
     def server_info(self) -> ServerInfo:
         """Read the version of the server and the size of its database. Blocks.
 
-        The result has no clock, because etcd does not report it.
+        The result has no clock, because etcd does not report it. The remedy is as of the last check of the notices.
         """
         deadline = self._clock.now() + self._call_timeout_s
         found = run_generator(
             self._connection.call("Status", pb.StatusRequest(), "tell its version", deadline)
         ).result()
-        return ServerInfo(
-            found.version, "3.4", None, f"{found.dbSize / 1e6:,.0f} MB of the space quota, by default 2,147"
-        )
+        usage = f"{found.dbSize / 1e6:,.0f} MB of the space quota, by default 2,147"
+        return ServerInfo(found.version, "3.4", None, usage, "; ".join(self.notices()))
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each upcoming problem of the server's database. Does not block."""
