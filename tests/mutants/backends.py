@@ -182,8 +182,8 @@ DEFECTS = (
         "Embedded",
         "a renewal counts from its answer",
         "backends/embedded/backend.py",
-        "session.ttl_s / 8)\n            return sent_at\n",
-        "session.ttl_s / 8)\n            return self._clock.now()\n",
+        "session.ttl_s / 8, is_renewal=True)\n            return sent_at\n",
+        "session.ttl_s / 8, is_renewal=True)\n            return self._clock.now()\n",
         id_of("backends/embedded/sessions", "renewal_whose_write_took_long_counts_from_before_it", on="memory"),
     ),
     Defect(
