@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NotEmptyError
 
 import latchwork
 from backends_table import SERVERS
@@ -12,6 +15,7 @@ from executor.conftest import PATIENCE_S
 from executor.work import WORK, square
 from latchwork.backends.zookeeper.layout import BUCKETS, get_bucket
 from latchwork.executor import Executor, ExecutorWorker
+from latchwork.tasks import Functions
 from latchwork.types import Delete, Put
 from latchwork_testkit.proxy import Proxy
 
@@ -23,6 +27,16 @@ MOST_UNTIL_READY = {"etcd35": 4, "zookeeper": 6}
 #: The same without another worker. The worker writes the view itself. On ZooKeeper it also creates the parents.
 MOST_UNTIL_FIRST_IS_READY = {"etcd35": 5, "zookeeper": 8}
 pytestmark = [pytest.mark.serial, pytest.mark.threads]
+
+
+@pytest.fixture
+def raw(zookeeper):
+    """A plain kazoo client next to the server."""
+    client = KazooClient(zookeeper.endpoint)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
 
 
 @pytest.fixture(params=[name for name in SERVERS if name in MOST])
@@ -83,6 +97,44 @@ def test_deletions_of_other_clients_delay_no_submit(far):
                 trips.append((time.monotonic() - begun) / DELAY_S)
             proxy.delay(0.0, "answers")
     assert min(trips) < MOST[name] + 1, trips
+
+
+@pytest.mark.parametrize("far", ["zookeeper"], indirect=True)
+def test_results_keep_their_parents_while_a_task_waits_for_its_result(far, raw):
+    """The task removes all parents without children, as the server does each minute."""
+    proxy, connect, name = far
+    functions, trips = Functions(), []
+
+    @functions.task(name="reap")
+    def reap(_number):
+        for path in (path for depth in (2, 1) for path in list_below(raw, f"{root}/@executor/default/results", depth)):
+            with contextlib.suppress(NotEmptyError):
+                raw.delete(path)
+
+    with (
+        connect() as theirs,
+        connect() as ours,
+        ExecutorWorker(theirs, node_id="n1", slots=4, functions=functions) as worker,
+        Executor(ours, functions=functions) as pool,
+    ):
+        worker.wait_ready(PATIENCE_S)
+        root = next(f"/{each}" for each in raw.get_children("/") if each in repr(ours))
+        pool.submit(reap, 0).result(PATIENCE_S)
+        proxy.delay(DELAY_S, "answers")
+        for number in range(4):
+            begun = time.monotonic()
+            pool.submit(reap, number).result(PATIENCE_S)
+            trips.append((time.monotonic() - begun) / DELAY_S)
+        proxy.delay(0.0, "answers")
+    assert min(trips) < MOST[name] + 1, trips
+
+
+def list_below(client, path, depth):
+    """Return the paths of the znodes at a depth below a path."""
+    paths = [path]
+    for _ in range(depth):
+        paths = [f"{above}/{name}" for above in paths if client.exists(above) for name in client.get_children(above)]
+    return paths
 
 
 def test_a_worker_is_ready_in_a_bounded_number_of_round_trips(far):

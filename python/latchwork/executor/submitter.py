@@ -436,6 +436,11 @@ class Submitter:
                 self._fail(ticket, error)
         self._wake.set()
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether any task has not ended."""
+        return bool(self._tickets)
+
     def get_ticket(self, number: int) -> TaskTicket | None:
         """Return the data about the task with this number. None if the task has ended."""
         self._workers.on_result()

@@ -42,7 +42,8 @@ _log = logging.getLogger(__name__)
 #: Larger payloads are stored as blobs.
 INLINE_BYTES = 3000
 #: Results that were read are deleted with the next put of tasks. They are deleted separately if there are this many,
-#: or no result has arrived for this many seconds.
+#: or no result has arrived for this many seconds. The last one stays while tasks wait for results: ZooKeeper removes
+#: a parent without keys, and the next result would have to create it again.
 _MOST_DELETED = 60
 _IDLE_S = 1.0
 #: Seconds to retry reading the last results while the server is unreachable.
@@ -257,6 +258,11 @@ def build_put_copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
 class ResultSink(Protocol):
     """Receives the results that a collector has read."""
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether any task has not ended."""
+        ...
+
     def get_ticket(self, number: int) -> TaskTicket | None:
         """Return the data about the task with this number. None if the task has ended."""
         ...
@@ -300,14 +306,15 @@ class ResultCollector:
         """Start to collect results."""
         self._background = Background(self._run, self._name)
 
-    def take_deletions(self, max_count: int) -> list[Op]:
+    def take_deletions(self, max_count: int, *, keeps_last: bool = True) -> list[Op]:
         """Remove and return writes that delete results already read, for another transaction.
 
         Args:
             max_count: Maximum number of writes.
+            keeps_last: Whether to leave the last result.
         """
         with self._lock:
-            part = self._read[:max_count]
+            part = self._read[: max(0, min(max_count, len(self._read) - keeps_last))]
             del self._read[: len(part)]
         return [Delete(key) for key in part]
 
@@ -316,7 +323,7 @@ class ResultCollector:
         Idempotent.
         """
         with self._lock:
-            self._read += [op.key for op in deletions]
+            self._read[:0] = [op.key for op in deletions]
 
     async def finish(self) -> None:
         """Stop the thread, then read the remaining results.
@@ -411,7 +418,7 @@ class ResultCollector:
 
     async def _delete(self) -> None:
         """Delete the results already read. If that fails, they are deleted together with later ones."""
-        while deletions := self.take_deletions(_MOST_DELETED):
+        while deletions := self.take_deletions(_MOST_DELETED, keeps_last=self._tasks.has_tasks):
             try:
                 await ask(self._store.commit, [], deletions)
             except LatchworkError as error:
