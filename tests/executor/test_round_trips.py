@@ -71,7 +71,8 @@ def test_a_task_waits_for_its_three_commits_and_the_reads_of_its_events(far, idl
                 assert pool.submit(square, number).result(PATIENCE_S) == number**2
                 trips.append((time.monotonic() - begun) / DELAY_S)
             proxy.delay(0.0, "answers")
-    assert min(trips) < MOST[name] + 1, trips
+    assert min(trips) < MOST[name] + 0.5, trips
+    assert sorted(trips)[1] < MOST[name] + 1, trips
 
 
 def test_deletions_of_other_clients_delay_no_submit(far):
