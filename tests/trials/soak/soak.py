@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,14 +183,14 @@ def soak(url: str, seconds: float, *, every_s: float, files: Path | None = None)
 
 def _forget_semaphores(store: Store, pid: int) -> None:
     """Remove the sizes of semaphores that a killed process left, once its session has ended, as its users would."""
-    for key in store.list("", recursive=True):
-        if match := re.fullmatch(rf"(soak-victim-{pid}-\d+/semaphore)/leases/size", key):
+    for entry in store.list("", recursive=True):
+        if match := re.fullmatch(rf"(soak-victim-{pid}-\d+/semaphore)/leases/size", entry.key):
             forget(store, match[1])
 
 
 @contextmanager
 def _victims(url: str) -> Iterator[None]:
-    """Run one process after the other, and kill each after a while."""
+    """Run one process after the other, and kill each after a while. Raises what ended that early."""
     ending = threading.Event()
 
     def kill_again_and_again() -> None:
@@ -203,10 +204,10 @@ def _victims(url: str) -> Iterator[None]:
                 _forget_semaphores(store, before)  # killed two rounds ago: longer than a TTL
                 before, last = last, process.pid
 
-    thread = threading.Thread(target=kill_again_and_again)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill_again_and_again)
+        try:
+            yield
+        finally:
+            ending.set()
+            killing.result()
