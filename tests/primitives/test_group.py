@@ -477,6 +477,29 @@ def test_first_view_after_a_deletion_has_members_that_were_read_before_it(
     assert view.ids == ["a", "e"]
 
 
+def test_views_go_on_after_their_log_was_deleted_before_the_watch_had_shown_it(
+    group, store, connect, eventually, monkeypatch
+):
+    """A watch may merge the creation and the deletion of the log's head to no change."""
+    apply_head, merged, is_merging = ViewFollower._apply_head, [], True
+
+    async def apply_unless_merged(follower, batch):
+        if batch and is_merging:
+            merged.append(batch[-1].entry)
+        else:
+            await apply_head(follower, batch)
+
+    monkeypatch.setattr(ViewFollower, "_apply_head", apply_unless_merged)
+    first = group("a", store=connect())
+    first.wait(30.0)
+    assert eventually(lambda: merged)
+    store.delete("web/views")
+    eventually(lambda: merged[-1] is None)
+    is_merging = False
+    group("e", store=connect())
+    assert first.wait_until(lambda view: "e" in view, 30.0).ids == ["a", "e"]
+
+
 def test_views_that_somebody_deleted_are_begun_anew_and_told(group, store, connect, eventually):
     first, second, told = group("a", store=connect()), group("b", store=connect()), []
     for name in ("c", "d"):

@@ -165,9 +165,15 @@ class Replica:
         with self._lock:
             return list(self._state)
 
-    def reset(self) -> bool:
-        """Start again with an empty view, because the log was deleted. Return False if there was no log."""
+    def reset(self, deleted: Entry | None = None) -> bool:
+        """Start again with an empty view, because the log was deleted. Return False if there was no log.
+
+        Args:
+            deleted: Do nothing if the known head is not this one. None for any.
+        """
         with self._lock:
+            if deleted is not None and self._head is not deleted:
+                return False
             had_log, self._head, self._log_id, self._state = self._head is not None, None, "", ViewState()
             if self._last_reported is None:
                 self._last_reported = View()
@@ -595,8 +601,11 @@ class ViewFollower:
             members = dict.fromkeys(tokens)
         try:
             written = await self._view_log.append(at, state, members)
-        except Conflict:
-            return  # another was faster: the watch will show it
+        except Conflict:  # another was faster, which the watch will show
+            is_deleted = at is not None and await ask(self._store.get, self._view_log.head_key) is None
+            if is_deleted and self._replica.reset(at):  # a watch may merge the creation and the deletion to no change
+                self._read_members_again()
+            return
         if written is None:
             return
         entry, head, step = written
