@@ -67,8 +67,8 @@ DEFECTS = (
         "Barrier",
         "an arrival is written without checking the generation",
         "primitives/barrier/member.py",
-        "ours, ops = [snapshot.phase_open_check], list[Op]()\n",
-        "ours, ops = list[Check](), list[Op]()\n",
+        "ours, ops, opening_ops = [snapshot.phase_open_check], list[Op](), list[Op]()\n",
+        "ours, ops, opening_ops = list[Check](), list[Op](), list[Op]()\n",
         id_of("primitives/barrier", "an_arrival_at_a_generation_that_ends_meanwhile_is_one_at_the_next", on="memory"),
     ),
     Defect(
@@ -108,6 +108,18 @@ DEFECTS = (
         id_of(
             "primitives/barrier_generations",
             "one_that_opens_later_than_another_arrives_without_a_read_and_waits_for_whom_that_one_said",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Barrier",
+        "an arrival that is older than the opening counts",
+        "primitives/barrier/phases.py",
+        "return math.inf if self.opened is None or self.opening is None else self.opened.token",
+        "return 0",
+        id_of(
+            "primitives/barrier_generations",
+            "an_arrival_that_is_older_than_the_opening_stands_for_nobody",
             on="memory",
         ),
     ),

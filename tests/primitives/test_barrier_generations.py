@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import BarrierBroken, Conflict, LatchworkError
+from latchwork.errors import BarrierBroken, Conflict, LatchworkError, Unavailable
 from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import Expected, barrier_state, build_arrivals, member
 from latchwork.primitives.barrier.phases import BarrierRecord, Opening
@@ -68,23 +69,67 @@ def test_of_those_who_see_that_all_have_come_the_last_one_ends_the_generation(
     assert ended == ["b"]
 
 
-class OpensLate:
-    """A store whose first commit waits until another member has opened the generation."""
+class Observed:
+    """A store whose calls in threads are recorded, and whose openings of generations can be disturbed.
 
-    def __init__(self, store, monkeypatch, first):
+    Attributes:
+        calls: The names of the calls. "open" is the transaction that a member sends before its arrival.
+        on_open: Called with a function that sends an opening. Returns the future of the result.
+        after_commit: Called once after the next commit.
+    """
+
+    def __init__(self, store, monkeypatch):
         self.calls = []
-        for op in ("commit", "get", "get_many", "list"):
+        self.on_open, self.after_commit = lambda send: send(), lambda: None
+        for op in ("commit", "get", "get_many", "list", "start_call"):
             monkeypatch.setattr(store, op, partial(self.call, op, getattr(store, op)))
-        self.first = first
 
-    def call(self, op, fn, *given):
-        self.calls.append(op)
-        if op == "commit" and self.first is not None:
-            first, self.first = self.first, None
-            first()
-        return fn(*given)
+    def call(self, op, fn, *given, **options):
+        if op == "start_call" and given[0] != "commit":
+            return fn(*given, **options)
+        self.calls.append("open" if op == "start_call" else op)
+        if op == "start_call":
+            return self.on_open(partial(fn, *given))
+        done = fn(*given, **options)
+        if op == "commit":
+            after, self.after_commit = self.after_commit, lambda: None
+            after()
+        return done
+
+    def open_after(self, before):
+        """Call a function before the first opening is sent."""
+
+        def on_open(send):
+            self.on_open = lambda send: send()
+            before()
+            return send()
+
+        self.on_open = on_open
+
+    def open_after_arrival(self, before=lambda: None):
+        """Send each opening after the next commit, and call a function in between."""
+
+        def on_open(send):
+            answer = Future()
+
+            def send_late():
+                before()
+                send().add_done_callback(partial(copy_answer, answer))
+
+            self.after_commit = send_late
+            return answer
+
+        self.on_open = on_open
 
 
+def copy_answer(answer, done):
+    if (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
+
+
+@pytest.mark.threads
 def test_one_that_opens_later_than_another_arrives_without_a_read_and_waits_for_whom_that_one_said(
     barrier, connect, in_thread, eventually, monkeypatch
 ):
@@ -96,11 +141,68 @@ def test_one_that_opens_later_than_another_arrives_without_a_read_and_waits_for_
         waiting.append(in_thread(lambda: a.wait(30.0)))
         eventually(lambda: a.arrived() == ["a"])
 
-    late = OpensLate(store, monkeypatch, open_first)
+    late = Observed(store, monkeypatch)
+    late.open_after(open_first)
     assert b.wait(30.0) == waiting[0].outcome() == 0
-    assert late.calls == ["get_many", "commit", "commit", "commit"]  # to open it, to arrive, to end it
+    assert late.calls == ["get_many", "open", "commit", "commit"]  # to open it and arrive at once, to end it
 
 
+@pytest.mark.threads
+def test_an_arrival_that_overtakes_its_own_opening_is_written_again(barrier, connect, monkeypatch):
+    store = connect()
+    late = Observed(store, monkeypatch)
+    late.open_after_arrival()
+    assert barrier("a", 1, store=store, keeps_arrival=True).wait(30.0) == 0
+    assert late.calls == ["get_many", "open", "commit", "commit", "commit"]  # the second one arrives again
+    (mine,) = list_arrivals(connect())
+    assert mine.token > connect().get("phase/opening").token
+
+
+@pytest.mark.threads
+def test_an_arrival_that_overtakes_the_opening_of_another_member_is_written_again(
+    barrier, connect, in_thread, eventually, monkeypatch
+):
+    monkeypatch.setattr(member, "_BACKUP_PAUSE_S", (60.0, 60.0))  # the last one to arrive ends it
+    store, waiting = connect(), []
+    a, b = barrier("a", 2), barrier("b", 7, store=store)
+
+    def open_first():
+        waiting.append(in_thread(lambda: a.wait(30.0)))
+        eventually(lambda: a.arrived() == ["a"])
+
+    late = Observed(store, monkeypatch)
+    late.open_after_arrival(open_first)
+    assert b.wait(30.0) == waiting[0].outcome() == 0
+    assert late.calls == ["get_many", "open", "commit", "commit", "commit"]
+
+
+@pytest.mark.threads
+def test_an_arrival_that_is_older_than_the_opening_stands_for_nobody(
+    barrier, connect, in_thread, eventually, monkeypatch
+):
+    """Its member may have been removed before the generation was opened for the others."""
+    store, other = connect(), connect()
+
+    def lose(_):
+        answer = Future()
+        answer.set_exception(Unavailable("the opening was not sent"))
+        return answer
+
+    Observed(store, monkeypatch).on_open = lose
+    with pytest.raises(Unavailable):
+        barrier("removed", 2, store=store).wait(0.0)
+    assert [entry.key for entry in list_arrivals(other)] == ["phase/arrived-removed"]
+    a, b = barrier("a", 2), barrier("b", 2)
+    waiting = in_thread(lambda: a.wait(60.0))
+    assert eventually(a.arrived) == ["a"]
+    assert barrier_state(other, "phase").arrived == ("a",)
+    _, ops = run(build_arrivals(other, ["phase"], "removed"))
+    assert [op.key for op in ops] == ["phase/arrived-removed"]
+    assert b.wait(60.0) == waiting.outcome() == 0
+    assert BarrierRecord.from_entry(other.get("phase/barrier")).regulars == ("a", "b")
+
+
+@pytest.mark.threads
 def test_one_that_opens_later_than_another_waits_no_longer_than_that_one_said(
     barrier, connect, in_thread, eventually, monkeypatch
 ):
@@ -112,7 +214,7 @@ def test_one_that_opens_later_than_another_waits_no_longer_than_that_one_said(
         eventually(lambda: b.arrived() == ["a"])
         dying.close()
 
-    OpensLate(store, monkeypatch, open_first_and_die)
+    Observed(store, monkeypatch).open_after(open_first_and_die)
     began = time.monotonic()
     with pytest.raises(BarrierBroken, match="1 of 3 missing"):
         b.wait(60.0)
@@ -126,7 +228,7 @@ def test_a_member_comes_again_without_a_read_and_finds_out_if_the_next_generatio
 ):
     store = connect()
     a, b = barrier("a", store=store), barrier("b")
-    counted = OpensLate(store, monkeypatch, None)
+    counted = Observed(store, monkeypatch)
     for number in (0, 1):
         waiting = in_thread(lambda: b.wait(30.0))
         counted.calls.clear()

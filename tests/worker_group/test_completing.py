@@ -74,20 +74,20 @@ def test_a_barrier_does_not_wait_for_a_worker_that_completes_while_it_opens(
 ):
     a, b, c = team(3)
     all_at_once(lambda one: one.initialize(60.0), (a, b, c))
-    own, commit = a._core.store, a._core.store.commit
+    own, start_call = a._core.store, a._core.store.start_call
     completed = []
 
-    def complete_before_it_opens(checks, ops):
-        if any(op.key.endswith("opened") for op in ops):
-            monkeypatch.setattr(own, "commit", commit)
+    def complete_before_it_opens(method, *given, **options):
+        if method == "commit" and any(op.key.endswith("opened") for op in given[1]):
+            monkeypatch.setattr(own, "start_call", start_call)
             completed.append(in_thread(c.complete).outcome())
-        return commit(checks, ops)
+        return start_call(method, *given, **options)
 
     def arrive_second():
         assert eventually(lambda: arrivals_of(store, b))
         return b.barrier(timeout_s=10.0)
 
-    monkeypatch.setattr(own, "commit", complete_before_it_opens)
+    monkeypatch.setattr(own, "start_call", complete_before_it_opens)
     second = in_thread(arrive_second)
     assert a.barrier(timeout_s=10.0) == 0
     assert second.outcome() == 0

@@ -69,7 +69,8 @@ class Barrier(BarrierMember, Closable):
         Raises:
             BarrierBroken: A timeout here or elsewhere, or it was aborted. ``missing`` names the missing members.
                 The next generation is open.
-            Conflict: A check failed. We have not arrived.
+            Conflict: A check failed. We have not arrived. With ``per_generation``, our parties and timeout may be those
+                of the generation if a check held just before.
             SessionLost: Our session ended. The arrival counts; wait again.
             Closed: The barrier, its session or its store was closed. The arrival counts.
             Unavailable, OutcomeUnknown: The server could not be reached in time. The arrival may count; wait again.
@@ -92,8 +93,8 @@ class Barrier(BarrierMember, Closable):
         Args:
             why: The reason, shown to the other members.
             lacking: Breaks the generation only if a required member is missing. Called with the ``Expected.basis`` that
-                the first arrival has stored; returns the IDs of the required members. The generation is broken only if
-                a member has arrived and one of these has not. None breaks it in any case.
+                the first member has stored; returns the IDs of the required members. The generation is broken only if
+                a member has stored it and one of these has not arrived. None breaks it in any case.
         """
         await self._break_phase(why, lacking)
 

@@ -24,7 +24,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, ask
+from latchwork.store.steps import Pause, PendingCall, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import At, Check, Delete, Entry, Fence, Op
@@ -56,6 +56,12 @@ class _Request:
     def weight(self) -> int:
         """The number of checks in the transaction, counting those inside fences."""
         return sum(len(check.checks) if isinstance(check, Fence) else 1 for check in self.checks)
+
+    def result(self) -> Sequence[Entry | None]:
+        """Return the entries of an answered request, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.entries
 
     def answer(self, entries: Sequence[Entry | None]) -> None:
         self.entries = entries
@@ -165,6 +171,32 @@ class LocalMembers:
             return (await ask(self._store.commit, checks, ops)).entries
         return await self._ask(_Request(checks=checks, ops=ops))
 
+    async def commit_opening(
+        self, opening: tuple[Sequence[Check], Sequence[Op]], arrival: tuple[Sequence[Check], Sequence[Op]]
+    ) -> tuple[Sequence[Entry | None], Conflict | None]:
+        """Commit the opening of a phase and the arrival of the same member at the same time, as two transactions.
+
+        The opening is sent first, but the server may apply the arrival first.
+
+        Returns:
+            The entries that both have written, those of the arrival last; and the conflict of a refused opening, which
+                has written none.
+        Raises:
+            Conflict: The arrival was refused. The opening may have been written.
+        """
+        if not self._is_single:
+            opens, arrives = _Request(checks=opening[0], ops=opening[1]), _Request(checks=arrival[0], ops=arrival[1])
+            await self._send(opens, arrives)
+            written = arrives.result()
+            return (written, opens.error) if isinstance(opens.error, Conflict) else ([*opens.result(), *written], None)
+        pending = self._store.start_call("commit", *opening)
+        arrived = await ask(self._store.commit, *arrival)
+        try:
+            opened = await PendingCall(pending)
+        except Conflict as error:
+            return arrived.entries, error
+        return [*opened.entries, *arrived.entries], None
+
     async def delete(self, entry: Entry) -> None:
         """Delete a key if its entry is unchanged since it was read."""
         if self._is_single:
@@ -173,15 +205,18 @@ class LocalMembers:
             await self._ask(_Request(checks=[At(entry)], ops=[Delete(entry.key)]))
 
     async def _ask(self, request: _Request) -> Sequence[Entry | None]:
+        await self._send(request)
+        return request.result()
+
+    async def _send(self, *requests: _Request) -> None:
+        """Send requests, together with those of other members, and wait for their answers."""
         with self._notifier.mutex:
-            self._waiting.append(request)
+            self._waiting += requests
             self._notifier.notify_all()
             if self._thread is None:
                 self._thread = Background(self._run, f"latchwork-barrier-{self._name}")
-        await Pause(self._store.clock, request.done, None)
-        if request.error is not None:
-            raise request.error
-        return request.entries
+        for request in requests:
+            await Pause(self._store.clock, request.done, None)
 
     async def _run(self) -> None:
         taken: list[_Request] = []

@@ -7,9 +7,10 @@ Keys:  <name>/barrier           the open phase, the last results, and the member
 
 An arrival is written on condition that the state is unchanged, so it counts for the open phase. While a phase is open,
 arrivals are only added. A member that has seen enough of them may therefore end the phase, on condition that the state
-is unchanged. If each phase has its own parties, the first arrival writes the opening in its transaction. The state
-stays as it is, so others that arrive at the same time need not read it again. After a phase, a member assumes that its
-end is still the newest state, and arrives at the next phase without a read.
+is unchanged. If each phase has its own parties, a member that knows of no opening writes one. It sends its arrival at
+the same time, because another member may be faster. An arrival counts only if it is not older than the opening. The
+state stays as it is, so others that arrive at the same time need not read it again. After a phase, a member assumes
+that its end is still the newest state, and arrives at the next phase without a read.
 docs/design/groups-and-queues.md has the races.
 
 With few members all watch the arrivals, and the last one to arrive ends the phase. With more than ``MANY`` members,
@@ -132,7 +133,10 @@ class ArrivalWatcher:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing to wait for: the phase has ended, or all members have arrived."""
-        return self.has_ended or is_complete(self.snapshot.opening, self._arrived_at)
+        if self.has_ended:
+            return True
+        opening = self.snapshot.opening
+        return is_complete(opening, self._arrived_at) and is_complete(opening, self.arrived)
 
     @property
     def has_ended(self) -> bool:
@@ -142,7 +146,8 @@ class ArrivalWatcher:
     @property
     def arrived(self) -> set[str]:
         """The IDs of the members that have arrived."""
-        return set(self._arrived_at)
+        oldest = self.snapshot.oldest_counted_token
+        return {member_id for member_id, token in self._arrived_at.items() if token >= oldest}
 
     def should_end_phase(self, member_id: str) -> bool:
         """Return whether the member with this ID should write the end of the phase.
@@ -228,7 +233,7 @@ class BarrierMember:
         """Return the IDs of the members that have arrived at the open phase, sorted."""
         self._waits.ensure_usable()
         snapshot, entries = await self._read_all()
-        return sorted(find_arrived(self._keys, entries, snapshot.state.phase))
+        return sorted(find_arrived(snapshot, entries))
 
     async def _read_all(self) -> tuple[BarrierSnapshot, list[Entry]]:
         """Read the state, the newest opening, and all entries of the barrier."""
@@ -267,7 +272,9 @@ class BarrierMember:
                     arrive = partial(self._arrive, choose, checks, waiter, timeout_s, local)
                     arrival = await waiter.keep_trying(arrive, deadline)
                     if arrival.phase is not None:
-                        return await self._await_end(arrival.phase, arrival, waiter, deadline, local)
+                        seen = ArrivalWatcher(arrival.snapshot, arrival.phase)
+                        arrival = await self._ensure_counted(arrival, seen, checks, waiter, deadline, local=local)
+                        return await self._await_end(seen, arrival, waiter, deadline, local)
                     await self._wait_for_another_phase(arrival.snapshot, waiter, deadline)
 
     async def _break_phase(self, why: str, lacking: Lacking | None = None) -> None:
@@ -323,7 +330,7 @@ class BarrierMember:
             if guess is not None and phase != state.phase:
                 continue  # only a read shows what to do instead
             opening = snapshot.opening
-            if phase is None or phase < state.phase or last == phase:
+            if phase is None or phase < state.phase or (mine is not None and snapshot.counts(mine)):
                 return self._build_unwritten_arrival(phase, snapshot, mine if last == phase else None, waiter)
             if phase > state.phase:
                 raise ValueError(f"{self._what}: not opened yet; the open one is {state.phase // self._cycle}")
@@ -366,17 +373,20 @@ class BarrierMember:
         *,
         local: LocalMember,
     ) -> _Arrival | None:
-        """Write this member's arrival at the current phase in one transaction.
+        """Write this member's arrival at the current phase, in one transaction.
 
-        The first arrival also writes the opening, the record of the expected members. If this member is to watch the
-        arrivals of the others, its watch is opened before the write, so that it misses none.
+        A member that knows of no opening, the record of the expected members, also writes it. It does so in a
+        transaction of its own at the same time, so that its arrival need not wait until the opening is refused because
+        another member was first. Of many members only one writes an opening, with its arrival.
+
+        If this member is to watch the arrivals of the others, its watch is opened before the write, so that it misses
+        none.
 
         Args:
             snapshot: The state of the barrier.
             opening: The expected members of the phase.
-            expected: For the first arrival at the phase, what to check and write with the opening. None if another
-                member has arrived before.
-            checks: Further preconditions of the transaction.
+            expected: What to check and write with the opening. None if the phase has been opened.
+            checks: Further preconditions of each transaction.
             waiter: The waiting call.
             local: This member among the members of this process.
         Returns:
@@ -391,27 +401,58 @@ class BarrierMember:
             waiter.start_watching(self.name)
             if is_crowd:
                 about["follows"] = True
-        ours, ops = [snapshot.phase_open_check], list[Op]()
-        if expected is not None:
-            ours += [snapshot.opening_unchanged_check, *expected.checks]
-            ops += [Put(self._keys.opening_key, opening.to_bytes()), *expected.ops]
-        elif snapshot.must_create_record:
+        ours, ops, opening_ops = [snapshot.phase_open_check], list[Op](), list[Op]()
+        if snapshot.must_create_record:
             ops.append(Put(self._keys.state_key, snapshot.state.to_bytes()))
         ops.append(Put(self._mine, encode_arrival(opening.phase, about)))
-        self._is_absent = False
+        if expected is not None:
+            ours += [snapshot.opening_unchanged_check, *expected.checks]
+            opening_ops += [Put(self._keys.opening_key, opening.to_bytes()), *expected.ops]
+        self._is_absent, refused = False, None
         began = self._store.clock.now()
         try:
-            written = await local.members.commit([*ours, *checks], ops)
+            if expected is None or is_crowd:
+                written = await local.members.commit([*ours, *checks], [*opening_ops, *ops])
+            else:
+                written, refused = await local.members.commit_opening(
+                    ([*ours, *checks], opening_ops), ([snapshot.phase_open_check, *checks], ops)
+                )
         except Conflict as error:
             if not any(each in ours for each in error.failed):
                 raise
-            if expected is None or is_crowd or snapshot.opening_unchanged_check not in error.failed:
-                return None
-            # Another member has opened the phase. We arrive without knowing for whom: the watch will show that.
-            return await self._write_arrival(snapshot, opening, None, checks, waiter, local=local)
-        return _Arrival(
-            opening.phase, snapshot.with_written_entries(written), written[-1], follows, self._store.clock.now() - began
-        )
+            return None
+        if refused is not None and not any(each in refused.failed for each in ours[:2]):
+            return None  # perhaps no member has opened the phase; otherwise the watch shows for whom we wait
+        took_s = self._store.clock.now() - began
+        return _Arrival(opening.phase, snapshot.with_written_entries(written), written[-1], follows, took_s)
+
+    async def _ensure_counted(
+        self,
+        arrival: _Arrival,
+        seen: ArrivalWatcher,
+        checks: Sequence[Check],
+        waiter: Waiter,
+        deadline: Deadline,
+        *,
+        local: LocalMember,
+    ) -> _Arrival:
+        """Arrive again if the opening of the phase is newer than our arrival. Return the arrival that counts.
+
+        Args:
+            arrival: The arrival of this member.
+            seen: Collects what the watch shows. If another member has just opened the phase, the watch shows for whom.
+            checks: Further preconditions of the transaction.
+            waiter: The waiting call.
+            deadline: End of the wait.
+            local: This member among the members of this process.
+        """
+        if not seen.has_ended and seen.snapshot.opening is None:
+            await waiter.continue_watching(lambda batch: seen(batch) or seen.snapshot.opening is not None, deadline)
+        now, mine = seen.snapshot, arrival.mine
+        if seen.has_ended or now.opening is None or mine is None or now.counts(mine):
+            return arrival
+        arrive = partial(self._write_arrival, now, now.opening, None, checks, waiter, local=local)
+        return await waiter.keep_trying(arrive, deadline) or arrival  # without another one, the phase has ended
 
     def _build_unwritten_arrival(
         self, phase: int | None, snapshot: BarrierSnapshot, mine: Entry | None, waiter: Waiter
@@ -457,20 +498,20 @@ class BarrierMember:
             raise BarrierBroken(f"{self._what} is in use by a round without {self.member_id!r}; try again later")
 
     async def _await_end(
-        self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
+        self, seen: ArrivalWatcher, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> int:
-        after = arrival.snapshot
-        if after.state.phase == phase:
-            after = await self._watch_arrivals(phase, arrival, waiter, deadline, local)
-        return await self._finish_wait(phase, after, arrival.mine, local)
+        after = seen.snapshot
+        if not seen.has_ended:
+            after = await self._watch_arrivals(seen, arrival, waiter, deadline, local)
+        return await self._finish_wait(seen.phase, after, arrival.mine, local)
 
     async def _watch_arrivals(
-        self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
+        self, seen: ArrivalWatcher, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> BarrierSnapshot:
         """Watch the arrivals until the phase has ended, or end it when all members have arrived.
 
         Args:
-            phase: The phase.
+            seen: The phase, and the arrivals that the watch has shown.
             arrival: The arrival of this member.
             waiter: The waiting call.
             deadline: When to break the phase.
@@ -478,10 +519,7 @@ class BarrierMember:
         Returns:
             The state of the barrier after the phase.
         """
-        seen, opening, after = ArrivalWatcher(arrival.snapshot, phase), arrival.snapshot.opening, None
-        if opening is None:  # another member has just opened the phase: the watch shows for whom
-            await waiter.continue_watching(lambda batch: seen(batch) or seen.snapshot.opening is not None, deadline)
-            opening = seen.snapshot.opening
+        phase, opening, after = seen.phase, seen.snapshot.opening, None
         if opening is not None:
             deadline = Deadline(self._store.clock, deadline.left_s(opening.deadline_s))
         if opening is not None and not arrival.follows:
@@ -612,7 +650,7 @@ class BarrierMember:
         while True:
             if seen is None:
                 snapshot, entries = await self._read_all()
-                arrived = find_arrived(self._keys, entries, phase)
+                arrived = find_arrived(snapshot, entries)
             else:
                 snapshot, arrived, seen = seen.snapshot, seen.arrived, None
             if snapshot.state.phase != phase:
@@ -676,7 +714,7 @@ class _Arrival:
         phase: The phase at which the member has arrived. None if it must wait for another phase first.
         snapshot: State and opening of the barrier at that time. Without the opening if another member opened the phase
             at the same time.
-        mine: Entry of this member's arrival. None if none was written.
+        mine: Entry of this member's arrival. None if none was written. It does not count if the opening is newer.
         follows: Whether this member watches the arrivals of the others. The waiter's watch shows them.
         took_s: Seconds that the request took that wrote the arrival.
     """

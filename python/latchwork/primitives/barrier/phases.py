@@ -8,6 +8,7 @@ expects. Only ``barrier_state`` and ``build_arrivals`` do I/O.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -316,6 +317,21 @@ class BarrierSnapshot:
         return Absent(self.keys.opening_key) if self.opened is None else At(self.opened)
 
     @property
+    def oldest_counted_token(self) -> float:
+        """The token of the oldest arrival at the current phase that can count: that of the opening.
+
+        An arrival that was written before the opening may be that of a member that the opening does not expect. It does
+        not count. Infinite without an opening, and 0 if all phases expect the same members.
+        """
+        if self.state.parties:
+            return 0
+        return math.inf if self.opened is None or self.opening is None else self.opened.token
+
+    def counts(self, arrival: Entry) -> bool:
+        """Return whether the member with this stored arrival has arrived at the current phase."""
+        return parse_arrival(arrival) == self.state.phase and arrival.token >= self.oldest_counted_token
+
+    @property
     def must_create_record(self) -> bool:
         """Whether the first arrival must create the record of the barrier, which contains its fixed members."""
         return self.entry is None and self.state.parties > 0
@@ -335,15 +351,15 @@ class BarrierSnapshot:
         )
 
 
-def find_arrived(keys: BarrierKeys, entries: Iterable[Entry], phase: int) -> set[str]:
-    """Return the IDs of the members that have arrived at a phase.
+def find_arrived(snapshot: BarrierSnapshot, entries: Iterable[Entry]) -> set[str]:
+    """Return the IDs of the members that have arrived at the current phase.
 
     Args:
-        keys: The keys of the barrier.
-        entries: All entries directly below the name of the barrier.
-        phase: The phase.
+        snapshot: The state and opening of the barrier.
+        entries: All entries directly below the name of the barrier, read with them.
     """
-    found = ((keys.find_member(entry.key), entry) for entry in entries)
+    oldest, phase = snapshot.oldest_counted_token, snapshot.state.phase
+    found = ((snapshot.keys.find_member(each.key), each) for each in entries if each.token >= oldest)
     return {member for member, entry in found if member is not None and parse_arrival(entry) == phase}
 
 
@@ -391,7 +407,8 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
     if entry is None and opened is None:
         return None
     state = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
-    here, opening = find_arrived(keys, found.values(), state.phase), state.find_opening(opened)
+    snapshot = BarrierSnapshot(keys, state, entry, opened)
+    here, opening = find_arrived(snapshot, found.values()), snapshot.opening
     last = state.ended[-1] if state.ended else None
     return BarrierState(
         state.phase,
@@ -423,7 +440,7 @@ async def build_arrivals(store: Store, names: Sequence[str], member_id: str) -> 
     for keys, entry, opened, mine in zip(every, found, found, found, strict=True):
         state = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
         snapshot = BarrierSnapshot(keys, state, entry, opened)
-        if snapshot.opening is None or (mine is not None and parse_arrival(mine) == state.phase):
+        if snapshot.opening is None or (mine is not None and snapshot.counts(mine)):
             continue
         checks.append(snapshot.phase_open_check)
         ops.append(Put(keys.arrival_key(member_id), encode_arrival(state.phase, {})))
