@@ -5,7 +5,7 @@
 
 A long partition has the given number of items, and a short one a hundredth of that. A take should cost the same from
 both. The ``queue`` figures are those of a ``Queue`` on the same store, with items put and taken one by one. Prints
-figures without goals. The only check is that waiting takers write nothing.
+figures without goals. The only check is that waiting consumers write nothing.
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ def versions(store):
 
 
 def wake_up(url):
-    """Measure from a put to the return of ``wait_free`` in another client, and count what idle takers write."""
+    """Measure from a put to the return of ``wait_free`` in another client, and count what idle consumers write."""
     with latchwork.connect(url) as mine, latchwork.connect(url) as theirs:
         work_queue, waiting, woken = WorkQueue(mine, "wake"), WorkQueue(theirs, "wake"), []
         took, queues = [], [WorkQueue(theirs, "wake") for _ in range(5)]
         threads = [threading.Thread(target=each.wait_free, args=("idle", 2.0)) for each in queues]
         for each in threads:
             each.start()
-        while len(work_queue.takers("idle")) < len(queues):
+        while len(work_queue.waiting_consumers("idle")) < len(queues):
             time.sleep(0.01)
         before = versions(mine)
         time.sleep(1.0)
@@ -168,7 +168,7 @@ def wake_up(url):
         for at in range(30):
             thread = threading.Thread(target=lambda: woken.append((waiting.wait_free("any", 10), time.perf_counter())))
             thread.start()
-            while not work_queue.takers("any"):
+            while not work_queue.waiting_consumers("any"):
                 time.sleep(0.002)
             time.sleep(0.02)
             begun = time.perf_counter()
@@ -212,7 +212,7 @@ def main() -> None:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=1))
     if any(each["writes_of_idle_takers"] for each in found.values()):
-        raise SystemExit("takers that wait have written something")
+        raise SystemExit("consumers that wait have written something")
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ async def backlog_told(store, name):
     backlog = aio.WorkQueue(store, name)
     waiting = asyncio.create_task(backlog.wait_items("any", 20.0))
     try:
-        while not await backlog.takers("any"):
+        while not await backlog.waiting_consumers("any"):
             await asyncio.sleep(0.005)
         await backlog.put("any", "s", "1", b"item")
         for claim in await backlog.take_items(await waiting or await backlog.items("any")):

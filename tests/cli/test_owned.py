@@ -155,7 +155,7 @@ def test_primitives_are_looked_at_and_an_outcome_is_forgotten(cli, url):
     assert cli("show", "counter", "visits", "--url", url).out == "value: 3\n"
     assert cli("show", "queue", "mail", "--url", url, "--json").json["items"] == 1
     backlog = cli("show", "work-queue", "tasks", "--url", url, "--json").json
-    assert backlog["partitions"] == [{"partition": "any", "items": 1, "takers": 0}]
+    assert backlog["partitions"] == [{"partition": "any", "items": 1, "waiting_consumers": 0}]
     assert backlog["dead_letters"][0]["item"] == "any/s/1"
     assert "\x1b" not in cli("show", "work-queue", "tasks", "--url", url).out
     text = cli("show", "once", "migrate", "--url", url).out

@@ -95,7 +95,9 @@ def test_an_idle_worker_keeps_its_place_in_line_after_a_look_that_found_nothing(
         assert pool.submit(square, 2).result(PATIENCE_S) == 4
         time.sleep(0.3)  # the ticket would be deleted in the background
         left = [
-            call for call in runs.calls[before:] if call.op != "event" and any("/takers/" in key for key in call.keys)
+            call
+            for call in runs.calls[before:]
+            if call.op != "event" and any("/consumers/" in key for key in call.keys)
         ]
         assert left == []
 

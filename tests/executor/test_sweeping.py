@@ -109,7 +109,7 @@ def test_a_dead_letter_of_a_task_with_a_large_argument_leaves_the_letter_alone(w
     with pytest.raises(TaskDied, match="'length'"):
         future.result(PATIENCE_S)
     assert below(store, KEYS.data) == []
-    left = [key for key in below(store, KEYS.backlog) if "/takers/" not in key and "/sort_keys/" not in key]
+    left = [key for key in below(store, KEYS.backlog) if "/consumers/" not in key and "/sort_keys/" not in key]
     assert [key.split("/")[2] for key in left] == ["dead"]
 
 
@@ -209,7 +209,7 @@ def test_a_sweep_removes_what_would_have_told_a_dead_worker_that_its_task_was_ca
         dying.put("any", "5-000000000000-d", "d.x.0", b"x")
         dying.take("any", PATIENCE_S)
         with closing(WorkQueue(system, KEYS.backlog)) as other:
-            assert other.remove(other.items("any")[0], if_taken=True)
+            assert other.remove(other.items("any")[0], even_if_claimed=True)
         sweep()
         assert len(system.children(prefix)) == 1  # its worker is online, and will see it
         session.close()

@@ -86,8 +86,8 @@ DEFECTS = (
         "Plans",
         "the removal of an item that is claimed does not tell its holder",
         "primitives/queue/work_queue.py",
-        "        if if_taken and item.claim:\n",
-        "        if if_taken and not item.claim:\n",
+        "        if even_if_claimed and item.claim:\n",
+        "        if even_if_claimed and not item.claim:\n",
         id_of("plans/torn_reads", "an_end_of_unknown_outcome_is_no_end_if_the_item_was_removed", on="memory"),
     ),
 )

@@ -42,7 +42,7 @@ DEFECTS = (
         "a task that a worker has claimed is taken back",
         "latchwork_workflows/master/dispatcher.py",
         "        checks, ops = self._backlog.removal_ops(item)\n",
-        "        checks, ops = self._backlog.removal_ops(item, if_taken=True)\n",
+        "        checks, ops = self._backlog.removal_ops(item, even_if_claimed=True)\n",
         id_of("workflows/sending", "an_item_that_somebody_has_is_not_taken_back", on="memory"),
     ),
     Defect(

@@ -33,7 +33,7 @@ class Death:
     def next_fault(self, op, keys):
         if self.is_dead.is_set():
             return Fault("fail")
-        if op in WRITES and not any("/takers/" in key for key in keys):
+        if op in WRITES and not any("/consumers/" in key for key in keys):
             self.left -= 1
             if self.left == 0:
                 self.is_dead.set()

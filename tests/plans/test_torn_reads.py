@@ -72,7 +72,7 @@ def test_an_end_of_unknown_outcome_is_no_end_if_the_item_was_removed(store, back
     """Else the writes that went with it are believed to be there."""
     (claim,) = backlog.try_take([PARTITION])
     part = claim.prepare_ack()
-    assert backlog.remove(backlog.find(PARTITION, "s", "one"), if_taken=True)
+    assert backlog.remove(backlog.find(PARTITION, "s", "one"), even_if_claimed=True)
     with pytest.raises(LockLost, match="was removed"):
         part.was_committed(OutcomeUnknown("the connection broke"))
     eventually(lambda: store.list("b/partitions/any/removed", recursive=True) == [])

@@ -78,7 +78,7 @@ def test_what_raised_on_one_worker_has_no_result_and_is_run_by_another(backend_u
 
 def test_an_idle_worker_hears_of_a_plan_at_once_and_writes_nothing_before(backend_url, plans, worker):
     with latchwork.connect(backend_url) as other:
-        wait_until(lambda: other.list("@plans/default/queue/takers", recursive=True))
+        wait_until(lambda: other.list("@plans/default/queue/consumers", recursive=True))
         time.sleep(0.3)
         before = [(entry.key, entry.version) for entry in other.list("@plans", recursive=True)]
         time.sleep(0.5)

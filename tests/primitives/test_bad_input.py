@@ -239,8 +239,8 @@ LOOKS = {
     "LeaderLatch": ("leader", "candidates", "remaining_s"),
     "Election": ("leader", "candidates"),
     "Group": ("members",),
-    "Queue": ("takers", "putters"),
-    "WorkQueue": ("putters",),
+    "Queue": ("waiting_consumers", "waiting_producers"),
+    "WorkQueue": ("waiting_producers",),
     "Once": ("runner", "waiters"),
     "RateLimiter": ("waiters",),
 }

@@ -374,7 +374,7 @@ def test_a_queue_and_its_claim_are_refused(store, kind):
             "dead_letters": queue.dead_letters,
             "requeue": lambda: queue.requeue("5-000000000001"),
             "drop": lambda: queue.drop("5-000000000001"),
-            "takers": queue.takers,
+            "waiting_consumers": queue.waiting_consumers,
         },
         quiet={"close": (queue.close, "None")},
     )
@@ -421,7 +421,7 @@ def test_a_work_queue_and_its_claim_are_refused(store):
             "dead_letters": backlog.dead_letters,
             "requeue": lambda: backlog.requeue("1"),
             "drop": lambda: backlog.drop("1"),
-            "takers": lambda: backlog.takers("any"),
+            "waiting_consumers": lambda: backlog.waiting_consumers("any"),
         },
         quiet={"close": (backlog.close, "None")},
     )

@@ -172,7 +172,7 @@ def queue(store):
     assert one.take(0).value == b"mine"
     with pytest.raises(WaitTimeout):
         one.take(0.05)
-    assert (one.size(), len(one.claims()), one.takers(), one.putters()) == (1, 1, [], [])
+    assert (one.size(), len(one.claims()), one.waiting_consumers(), one.waiting_producers()) == (1, 1, [], [])
 
 
 def priority_queue(store):
@@ -186,7 +186,7 @@ def backlog(store):
     assert (one.partitions(), one.items(), one.wait_free("any", 0.05)) == ([], [], False)
     one.put("any", "s", "1", b"mine")
     (claim,) = one.try_take(["any"], limit=9)
-    assert (claim.value, one.size(), list(one.claims()), one.takers("any")) == (b"mine", 1, ["any/s/1"], [])
+    assert (claim.value, one.size(), list(one.claims()), one.waiting_consumers("any")) == (b"mine", 1, ["any/s/1"], [])
     claim.ack()
 
 

@@ -102,7 +102,7 @@ WITHOUT_WAITS = {"Counter", "Sequence"}
 def test_every_primitive_is_here():
     parts = {
         "QueueClaim",
-        "ClaimEnding",
+        "PreparedClaimEnd",
         "QueueItem",
         "Candidate",
         "GroupMember",
@@ -112,7 +112,7 @@ def test_every_primitive_is_here():
         "LockState",
         "Observer",
         "CreateClaimed",
-        "TakerShard",
+        "ConsumerShard",
     }
     parts |= {"Term", "Ticket", "View", "ViewChange", "GuardedWork"}
     kinds = {name for name in primitives.__all__ if isinstance(getattr(primitives, name), type)}

@@ -71,7 +71,7 @@ def test_nothing_is_left_of_an_item_that_was_acknowledged(queue, store):
     mine.put_many([b"1", LARGE])
     drain(mine)
     assert [entry.key for entry in store.list("work", recursive=True) if entry.owner is None] == [
-        *("work/partitions/all/sort_keys/5-000000000", "work/room", "work/tail")
+        *("work/capacity", "work/partitions/all/sort_keys/5-000000000", "work/tail")
     ]
 
 
@@ -136,11 +136,11 @@ def test_takers_that_wait_get_items_in_the_order_in_which_they_came(queue, in_th
     for number in range(3):
         taker = queue()
         waiting.append(in_thread(lambda taker=taker: taker.take(30.0).value))
-        eventually(lambda number=number: len(mine.takers()) == number + 1)
+        eventually(lambda number=number: len(mine.waiting_consumers()) == number + 1)
     for number in range(3):
         mine.put(b"%d" % number)
         assert waiting[number].outcome() == b"%d" % number
-    eventually(lambda: mine.takers() == [])
+    eventually(lambda: mine.waiting_consumers() == [])
 
 
 def test_only_the_first_taker_that_waits_watches_the_items(queue, connect, in_thread, eventually, monkeypatch):
@@ -155,8 +155,8 @@ def test_only_the_first_taker_that_waits_watches_the_items(queue, connect, in_th
         )
         taker = queue(store=store)
         waiting.append(in_thread(lambda taker=taker: taker.take(30.0)))
-        eventually(lambda number=number: len(mine.takers()) == number + 1 and watched[number])
-    tickets = [each.key for each in mine.takers()]
+        eventually(lambda number=number: len(mine.waiting_consumers()) == number + 1 and watched[number])
+    tickets = [each.key for each in mine.waiting_consumers()]
     assert watched == [["work/partitions/all"], [tickets[0]], [tickets[1]]]
     mine.put_many([b"1", b"2", b"3"])
     for each in waiting:
@@ -193,7 +193,7 @@ def test_an_item_whose_takers_session_ends_comes_back_to_one_that_waits(queue, c
     first.put(b"1")
     claim = first.take(5.0)
     waiting = in_thread(lambda: second.take(30.0))
-    eventually(second.takers)
+    eventually(second.waiting_consumers)
     dying.session.mark_ended()
     again = waiting.outcome()
     assert (again.value, again.attempts) == (b"1", 2)
@@ -303,9 +303,9 @@ def test_a_full_queue_makes_puts_wait_or_fail(queue, in_thread, eventually):
         other.put(b"3", timeout_s=0.0)
     with pytest.raises(WaitTimeout):
         other.put(b"3", timeout_s=0.2)
-    assert other.putters() == []
+    assert other.waiting_producers() == []
     waiting = in_thread(lambda: other.put(b"3", timeout_s=30.0))
-    eventually(mine.putters)
+    eventually(mine.waiting_producers)
     claim = mine.take(5.0)
     time.sleep(0.1)
     assert waiting.is_alive()  # taken items count
@@ -334,7 +334,7 @@ def test_a_put_that_others_left_no_time_for_is_a_wait_timeout_and_puts_nothing(q
     mine = queue()
     mine.put(b"first")
     crowd(mine)
-    with pytest.raises(WaitTimeout, match="others kept putting items into queue 'work', nothing was put"):
+    with pytest.raises(WaitTimeout, match="other clients kept putting items into queue 'work', nothing was put"):
         mine.put(b"x", timeout_s=0.0)
     assert drain(queue()) == [b"first", b"theirs"]
 
@@ -492,7 +492,7 @@ def test_losing_the_session_or_closing_ends_a_wait(queue, connect, in_thread, ev
     store = connect(session_ttl_s=TTL_S)
     losing_it, closing_it, watcher = queue(store=store), queue(), queue()
     waiting = [in_thread(losing_it.take), in_thread(closing_it.take)]
-    eventually(lambda: len(watcher.takers()) == 2)
+    eventually(lambda: len(watcher.waiting_consumers()) == 2)
     store.session.mark_ended()
     closing_it.close()
     with pytest.raises(SessionLost):

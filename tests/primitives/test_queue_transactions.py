@@ -137,7 +137,7 @@ def test_a_full_queue_of_every_kind_makes_puts_wait_until_one_is_done(make, stor
         queue.put(b"2", ops=[Put("note", b"")], timeout_s=0)
     assert store.get("note") is None
     waiting = in_thread(lambda: queue.put(b"2", ops=[Put("note", b"")], timeout_s=30.0))
-    eventually(queue.queue.putters)
+    eventually(queue.queue.waiting_producers)
     queue.take().ack()
     waiting.outcome()
     assert (queue.queue.size(), store.get("note") is not None) == (1, True)
@@ -189,7 +189,11 @@ def test_a_waiting_taker_takes_a_new_item_without_a_look(make, connect, in_threa
     with FaultyStore(connect(session_ttl_s=30.0)) as store:
         queue, other = make(store), make(connect())
         waiting = in_thread(lambda: queue.take(30.0))
-        line = other.queue.takers if isinstance(other, Numbered) else lambda: other.queue.takers("any")
+        line = (
+            other.queue.waiting_consumers
+            if isinstance(other, Numbered)
+            else lambda: other.queue.waiting_consumers("any")
+        )
         eventually(line)
         before = len(store.calls)  # its first look is over
         other.put(b"1")
@@ -227,7 +231,7 @@ def test_a_take_of_what_its_server_shows_and_others_have_taken_takes_the_next(ma
 
 
 def test_a_long_queue_is_divided_and_its_parts_vanish_behind_the_takers(store, monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.queue.queue._BLOCK", 3)
+    monkeypatch.setattr("latchwork.primitives.queue.queue._NUMBERS_PER_SORT_KEY", 3)
     with PriorityQueue(store, "work") as queue:
         queue.put_many([b"%d" % n for n in range(8)])
         queue.put_many([b"urgent %d" % n for n in range(4)], priority=0)

@@ -19,10 +19,10 @@ SECTIONS = {
 #: What a primitive hands out or takes, and in whose section that is explained.
 PARTS = {
     "QueueClaim": "WorkQueue",
-    "ClaimEnding": "WorkQueue",
+    "PreparedClaimEnd": "WorkQueue",
     "QueueItem": "WorkQueue",
     "CreateClaimed": "WorkQueue",
-    "TakerShard": "WorkQueue",
+    "ConsumerShard": "WorkQueue",
     "Candidate": "LeaderLatch",
     "GroupMember": "Group",
     "HeldLock": "LockKeeper",

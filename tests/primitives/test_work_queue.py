@@ -304,9 +304,9 @@ def test_an_item_is_removed_only_while_nobody_has_it_unless_that_is_wanted(backl
     with pytest.raises(Conflict):
         mine.remove(mine.find("any", "s", "2"), [Exists("mark")])
     claim.release()
-    assert mine.remove(now, if_taken=True) is False  # it was given back since then
+    assert mine.remove(now, even_if_claimed=True) is False  # it was given back since then
     now = mine.find("any", "s", "1")
-    assert mine.remove(now, ops=[Put("mark", b"")], if_taken=True)
+    assert mine.remove(now, ops=[Put("mark", b"")], even_if_claimed=True)
     assert (mine.size(), store.get("mark") is not None, mine.find("any", "s", "1")) == (1, True, None)
 
 
@@ -316,7 +316,7 @@ def test_who_has_an_item_that_was_removed_cannot_end_it_and_is_told(backlog, eve
     mine, other = backlog(), backlog()
     fill(mine, "s/1")
     (claim,) = take(mine)
-    assert other.remove(other.find("any", "s", "1"), if_taken=True)
+    assert other.remove(other.find("any", "s", "1"), even_if_claimed=True)
     if put_anew:
         other.put("any", "s", "1", b"another")
     with pytest.raises(LockLost, match="was removed while it was ours"):

@@ -21,7 +21,7 @@ def test_an_item_that_fails_too_often_becomes_a_dead_letter_and_can_be_revived(b
     for why in ("once", "twice"):
         take(mine)[0].release(why)
     (letter,) = mine.dead_letters()
-    assert (letter.path, letter.letter, letter.attempts, letter.why) == ("any/s/1", "1", 2, "twice")
+    assert (letter.path, letter.dead_letter_id, letter.attempts, letter.why) == ("any/s/1", "1", 2, "twice")
     assert letter.size == len(LARGE)
     assert mine.requeue("1", partition="other").path == "other/s/1"
     (claim,) = take(mine, partitions=["other"])
@@ -35,7 +35,7 @@ def test_an_item_that_kills_its_takers_becomes_a_dead_letter_with_the_callers_wr
         dying = connect()
         take(backlog(store=dying), accept=lambda item: item.id == "poison")
         dying.close()
-    claims = take(mine, 9, extra_dead=lambda item: ((), [Put(f"died/{item.id}", b"%d" % item.attempts)]))
+    claims = take(mine, 9, extra_for_dead_letter=lambda item: ((), [Put(f"died/{item.id}", b"%d" % item.attempts)]))
     assert values(claims) == [b"s/good"]
     assert mine.dead_letters()[0].why == "taken 2 times, and never acknowledged"
     assert store.get("died/poison").value == b"2"
@@ -68,9 +68,9 @@ def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
     assert take(mine) == []
     letters = {letter.path: letter for letter in mine.dead_letters()}
     assert set(letters) == {"any/a/1", "any/b/1", "any/c/1"}
-    assert (letters["any/a/1"].letter, store.get("mark") is not None) == ("1", True)
-    assert mine.requeue(letters["any/b/1"].letter).path == "any/b/1"
-    mine.drop(letters["any/c/1"].letter)
+    assert (letters["any/a/1"].dead_letter_id, store.get("mark") is not None) == ("1", True)
+    assert mine.requeue(letters["any/b/1"].dead_letter_id).path == "any/b/1"
+    mine.drop(letters["any/c/1"].dead_letter_id)
     fill(mine, "a/1")
     with pytest.raises(KeyExists):
         mine.requeue("1")
@@ -89,7 +89,7 @@ def test_the_large_value_of_a_dropped_letter_is_gone_and_an_item_without_its_val
     (left,) = store.list("work/data")
     store.delete(left.key)
     assert take(mine) == []
-    assert mine.dead_letters()[0].why == "its value is gone, somebody deleted it"
+    assert mine.dead_letters()[0].why == "its value was deleted by another program"
 
 
 # What is no item, and bad input
@@ -134,7 +134,7 @@ def test_names_that_are_no_segment_are_refused_before_any_io(bad):
         ):
             with pytest.raises(InvalidKey, match=r"name .* cannot be used"):
                 call()
-    for call in (lambda: mine.try_take([bad]), lambda: mine.wait_free(bad), lambda: mine.takers(bad)):
+    for call in (lambda: mine.try_take([bad]), lambda: mine.wait_free(bad), lambda: mine.waiting_consumers(bad)):
         with pytest.raises(InvalidKey):
             call()
 
@@ -162,7 +162,7 @@ def test_losing_the_session_or_closing_ends_a_wait(backlog, connect, in_thread, 
     store = connect(session_ttl_s=TTL_S)
     losing, closing, watcher = backlog(store=store), backlog(), backlog()
     waiting = [in_thread(lambda: losing.wait_free("any")), in_thread(lambda: closing.wait_free("any"))]
-    eventually(lambda: len(watcher.takers("any")) == 2)
+    eventually(lambda: len(watcher.waiting_consumers("any")) == 2)
     store.session.mark_ended()
     closing.close()
     with pytest.raises(SessionLost):

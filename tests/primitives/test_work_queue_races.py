@@ -204,7 +204,7 @@ def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, m
         store.commit([], mine.put_ops("any", f"{at:03d}", {f"{n:03d}": b"" for n in range(at, at + 50)}))
     taken = mine.try_take(["any"], limit=290)
     assert ids(taken) == [f"{n:03d}" for n in range(290)]
-    monkeypatch.setattr("latchwork.primitives.queue.item_taker.HINT_S", 5.0)
+    monkeypatch.setattr("latchwork.primitives.queue.item_claimer.HINT_S", 5.0)
     assert ids(mine.try_take(["any"])) == ["290"]
     looks, listing = [], store.list
     monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(args) or listing(*args, **options))
@@ -213,7 +213,7 @@ def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, m
     taken[0].release()
     assert ids(mine.try_take(["any"])) == ["292"]  # for a moment
     monkeypatch.undo()
-    mine._taking._hints.clear()
+    mine._claimer._hints.clear()
     assert ids(mine.try_take(["any"], limit=9)) == ["000", *(f"{n:03d}" for n in range(293, 300))]
     assert mine.try_take(["any"]) == []
 
@@ -349,7 +349,7 @@ def test_the_end_of_an_item_that_was_removed_behind_a_lost_answer_is_told_as_los
     commit = store.commit
 
     def removed(checks, ops):
-        other.remove(other.find("any", "s", "1"), if_taken=True)
+        other.remove(other.find("any", "s", "1"), even_if_claimed=True)
         monkeypatch.setattr(store, "commit", commit)
         raise OutcomeUnknown("cut")
 
@@ -398,13 +398,13 @@ def test_tidying_a_partition_forgets_its_empty_sort_keys_and_no_other(backlog, s
         mine.put("left", f"s{number:02}", "1", b"")
     for number in [*range(5), *range(6, 20)]:
         store.delete(mine.key("left", f"s{number:02}", "1"))
-    assert not mine.tidy("left")
+    assert not mine.clean_index("left")
     assert [item.sort_key for item in mine.items("left")] == ["s05"]
     assert store.children("work/partitions/left/sort_keys") == ["s05"]
     store.delete(mine.key("left", "s05", "1"))
-    assert mine.tidy("left")
+    assert mine.clean_index("left")
     assert mine.partitions() == []
-    assert mine.tidy("left")
+    assert mine.clean_index("left")
 
 
 def test_tidying_a_partition_leaves_a_sort_key_into_which_somebody_puts_meanwhile(backlog, connect, monkeypatch):
@@ -412,5 +412,5 @@ def test_tidying_a_partition_leaves_a_sort_key_into_which_somebody_puts_meanwhil
     mine.put("left", "s", "1", b"")
     mine.remove(mine.find("left", "s", "1"))
     meanwhile(store, monkeypatch, lambda: mine.put("left", "s", "2", b""))
-    assert not backlog(store=store).tidy("left")
+    assert not backlog(store=store).clean_index("left")
     assert ids(mine.try_take(["left"])) == ["2"]

@@ -33,10 +33,10 @@ def told(backlog, store, in_thread, eventually):
     def tell(*places, **options):
         mine, waits = backlog(), backlog()
         waiting = in_thread(lambda: waits.wait_items("any", 30.0, **options))
-        eventually(lambda: mine.takers("any"))
+        eventually(lambda: mine.waiting_consumers("any"))
         put_together(store, mine, *places)
         found = waiting.outcome()
-        eventually(lambda: mine.takers("any") == [])  # it leaves the line by itself
+        eventually(lambda: mine.waiting_consumers("any") == [])  # it leaves the line by itself
         return found
 
     return tell
@@ -65,7 +65,7 @@ def test_what_is_free_already_has_to_be_looked_for(backlog):
 def test_what_is_no_item_has_to_be_looked_for(backlog, store, in_thread, eventually):
     mine = backlog()
     waiting = in_thread(lambda: mine.wait_items("any", 30.0))
-    eventually(lambda: mine.takers("any"))
+    eventually(lambda: mine.waiting_consumers("any"))
     store.put("work/partitions/any/items/s/broken", b"broken")
     assert waiting.outcome() == []
 
@@ -125,7 +125,7 @@ def test_told_items_that_are_not_accepted_are_left(told, backlog):
 def test_a_large_value_comes_with_a_told_item(backlog, in_thread, eventually):
     mine = backlog()
     waiting = in_thread(lambda: mine.wait_items("any", 30.0))
-    eventually(lambda: mine.takers("any"))
+    eventually(lambda: mine.waiting_consumers("any"))
     backlog().put("any", "s", "large", LARGE)
     assert values(mine.take_items(waiting.outcome())) == [LARGE]
 
@@ -136,7 +136,7 @@ def test_a_told_item_whose_attempts_are_used_up_is_left_to_a_look(backlog, in_th
     with connect(session_ttl_s=10.0) as dying:
         WorkQueue(dying, "work").try_take(["any"])
         waiting = in_thread(lambda: mine.wait_items("any", 30.0))
-        eventually(lambda: mine.takers("any"))
+        eventually(lambda: mine.waiting_consumers("any"))
     found = waiting.outcome()
     assert (paths(found), mine.take_items(found), mine.dead_letters()) == (["any/1/a"], [], [])
     assert mine.try_take(["any"]) == []

@@ -23,20 +23,20 @@ def test_each_item_that_is_put_is_taken_by_one_of_those_that_wait(backlog, in_th
     for number in range(3):
         taker = backlog()
         waiting.append(in_thread(lambda taker=taker: wait_and_take(taker)))
-        eventually(lambda number=number: len(mine.takers("any")) == number + 1)
+        eventually(lambda number=number: len(mine.waiting_consumers("any")) == number + 1)
     for number in range(3):
         fill(mine, f"{number}")
         eventually(lambda number=number: len([each for each in waiting if each.is_alive()]) == 2 - number)
     assert sorted(each.outcome() for each in waiting) == ["0", "1", "2"]
-    eventually(lambda: mine.takers("any") == [])
+    eventually(lambda: mine.waiting_consumers("any") == [])
 
 
 def test_one_that_is_slow_to_take_what_it_was_told_of_leaves_it_to_the_next(backlog, in_thread, eventually):
     mine, first, second = (backlog() for _ in range(3))
     told = in_thread(lambda: first.wait_free("any", 30.0))
-    eventually(lambda: len(mine.takers("any")) == 1)
+    eventually(lambda: len(mine.waiting_consumers("any")) == 1)
     takes = in_thread(lambda: second.wait_free("any", 30.0) and second.try_take(["any"]))
-    eventually(lambda: len(mine.takers("any")) == 2)
+    eventually(lambda: len(mine.waiting_consumers("any")) == 2)
     fill(mine, "1")
     assert told.outcome() is True
     assert ids(takes.outcome()) == ["1"]
@@ -54,8 +54,8 @@ def test_only_the_first_that_waits_watches_the_partition(backlog, connect, in_th
         )
         taker = backlog(store=store)
         waiting.append(in_thread(lambda taker=taker: taker.wait_free("any", 30.0)))
-        eventually(lambda number=number: len(mine.takers("any")) == number + 1 and watched[number])
-    tickets = [each.key for each in mine.takers("any")]
+        eventually(lambda number=number: len(mine.waiting_consumers("any")) == number + 1 and watched[number])
+    tickets = [each.key for each in mine.waiting_consumers("any")]
     assert watched == [["work/partitions/any"], [tickets[0]], [tickets[1]]]
     fill(mine, "1")
     assert all(each.outcome() for each in waiting)
@@ -67,7 +67,7 @@ def test_a_claim_that_ends_wakes_one_that_waits_and_one_that_is_made_wakes_nobod
     (claim,) = mine.try_take(["any"])
     assert other.wait_free("any", 0.1) is False
     waiting = in_thread(lambda: other.wait_free("any", 30.0))
-    eventually(lambda: mine.takers("any"))
+    eventually(lambda: mine.waiting_consumers("any"))
     fill(mine, "x", partition="elsewhere")
     time.sleep(0.1)
     assert waiting.is_alive()
@@ -81,7 +81,7 @@ def test_one_that_does_not_accept_an_item_does_not_keep_it_from_those_behind(bac
     waiting = []
     for accept, taker in ((lambda item: item.id == "b", picky), (lambda item: item.id == "b", next_one), (None, last)):
         waiting.append(in_thread(lambda taker=taker, accept=accept: taker.wait_free("any", 30.0, accept=accept)))
-        eventually(lambda: len(mine.takers("any")) == len(waiting))
+        eventually(lambda: len(mine.waiting_consumers("any")) == len(waiting))
     fill(mine, "a")
     assert waiting[2].outcome() is True
     assert [each.is_alive() for each in waiting[:2]] == [True, True]
@@ -101,7 +101,12 @@ def test_those_that_wait_write_nothing(backlog, store, in_thread, eventually):
                 lambda taker=taker, accept=accept or (lambda _item: False): taker.wait_free("any", 1.5, accept=accept)
             )
         )
-    eventually(lambda: len(mine.takers("any")) == 2 and all(each.body.get("passes") for each in mine.takers("any")))
+    eventually(
+        lambda: (
+            len(mine.waiting_consumers("any")) == 2
+            and all(each.body.get("may_overtake") for each in mine.waiting_consumers("any"))
+        )
+    )
     before = {entry.key: entry.version for entry in store.list("", recursive=True)}
     time.sleep(0.5)
     assert {entry.key: entry.version for entry in store.list("", recursive=True)} == before

@@ -121,7 +121,7 @@ KINDS = {
         QueueItem("5-000000000001", 2, "why", 5, "5" * 32).to_bytes(),
         lambda value: (shown_item(at(value, QUEUED)), QueueItem.from_entry(at(value, QUEUED)).priority),
     ),
-    "room": Kind(
+    "capacity": Kind(
         "primitives.queue.ordered_puts", Capacity(5, 2).to_bytes(), lambda value: Capacity.from_entry(at(value))
     ),
     "barrier": Kind(

@@ -154,7 +154,7 @@ def taken(store):
 
 def letter(store):
     taken(store).move_to_dead_letters("bad")
-    return (WorkQueue(store, "b"), WorkQueue(store, "b").dead_letters()[0].letter)
+    return (WorkQueue(store, "b"), WorkQueue(store, "b").dead_letters()[0].dead_letter_id)
 
 
 def filled(store, kind=Queue):
@@ -322,9 +322,21 @@ OTHERS = {
     *("arrived", "candidates", "check", "claims", "is_completed", "dead_letters", "find", "find_all", "generation"),
     *("issued", "graph"),
     *("holder", "holders", "items", "last", "leader", "list", "members", "next", "outcome", "partitions"),
-    *("putters", "result", "round", "runner", "size", "state", "status", "sync", "takers", "value", "wait"),
+    *(
+        "waiting_producers",
+        "result",
+        "round",
+        "runner",
+        "size",
+        "state",
+        "status",
+        "sync",
+        "waiting_consumers",
+        "value",
+        "wait",
+    ),
     *("wait_joined", "wait_until", "waiters", "pending_deps", "was_committed"),
-    *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "tidy"),
+    *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "clean_index"),
 }
 #: Calls that are made of others which are swept.
 COMPOSED = {"Election.run", "LeaderLatch.run", "PersistentLock.adopt", "PriorityQueue.drop", "PriorityQueue.requeue"}

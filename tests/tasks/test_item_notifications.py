@@ -61,7 +61,7 @@ def looks(store):
 
 
 def waits(store):
-    eventually(lambda: store.children("work/takers/any"))
+    eventually(lambda: store.children("work/consumers/any"))
     time.sleep(0.2)
 
 
@@ -168,7 +168,7 @@ def searching(connect):
 def test_an_item_that_comes_during_a_search_does_not_wait_for_it_and_costs_no_place(store, searching):
     with Node(searching, search_s=1.0) as node:
         waits(store)
-        place = list(store.children("work/takers/any"))
+        place = list(store.children("work/consumers/any"))
         searching.hold()
         for n in range(3):
             put(store, examples.square, n, id=f"i{n}")
@@ -178,7 +178,7 @@ def test_an_item_that_comes_during_a_search_does_not_wait_for_it_and_costs_no_pl
         eventually(lambda: node.worker_loop._searched is None)
         put(store, examples.square, 3, id="i3")
         assert result_of(store, "i3").result(PAYLOADS) == 9
-        assert list(store.children("work/takers/any")) == place
+        assert list(store.children("work/consumers/any")) == place
         eventually(lambda: node.worker_loop.stats() == {"taken": 4, "done": 4})
 
 
@@ -206,13 +206,13 @@ def test_a_node_whose_slots_are_filled_during_a_search_lets_the_next_be_told(sto
         searching.hold()
         put(store, examples.waits, id="a")
         eventually(lambda: one.worker_loop.running() == ["any/s1/a"])
-        eventually(lambda: store.children("work/takers/any") == [])
+        eventually(lambda: store.children("work/consumers/any") == [])
         searching.release()
         eventually(lambda: one.worker_loop._searched is None)
         with Node(connect(), name="n2", search_s=300.0, slots=1):
             waits(store)
-            assert len(store.children("work/takers/any")) == 1
-            assert b'"n2"' in store.list("work/takers/any")[0].value
+            assert len(store.children("work/consumers/any")) == 1
+            assert b'"n2"' in store.list("work/consumers/any")[0].value
 
 
 class HeldClaims:
@@ -318,18 +318,18 @@ def test_a_node_whose_calls_end_at_once_stays_first_in_the_line(store, connect):
     """One item after the other costs it no place, so nothing but what claims and ends them."""
     with Node(connect(), search_s=300.0) as node:
         waits(store)
-        place = list(store.children("work/takers/any"))
+        place = list(store.children("work/consumers/any"))
         for n in range(5):
             put(store, examples.square, n, id=f"i{n}")
             assert result_of(store, f"i{n}").result(PAYLOADS) == n * n
             eventually(lambda: node.worker_loop.running() == [])
-        assert list(store.children("work/takers/any")) == place
+        assert list(store.children("work/consumers/any")) == place
 
 
 def test_what_comes_while_a_node_runs_something_is_left_to_the_next(store, connect):
     """A call that lasts costs it its place: of two that last each node has one."""
     with Node(connect(), name="n1", search_s=300.0) as one, Node(connect(), name="n2", search_s=300.0) as two:
-        eventually(lambda: len(store.children("work/takers/any")) == 2)
+        eventually(lambda: len(store.children("work/consumers/any")) == 2)
         put(store, examples.waits, id="first")
         eventually(lambda: one.worker_loop.running() or two.worker_loop.running())
         first, other = (one, two) if one.worker_loop.running() else (two, one)
@@ -347,11 +347,11 @@ def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store
         put(store, examples.waits, id="a")
         eventually(one.worker_loop.running)
         with Node(connect(), name="n2", search_s=300.0, slots=4) as two:
-            eventually(lambda: len(store.children("work/takers/any")) == 2)
+            eventually(lambda: len(store.children("work/consumers/any")) == 2)
             time.sleep(0.5)  # it looks once more after it has joined
             put(store, examples.waits, id="b")
             eventually(lambda: len(one.worker_loop.running()) == 2)
-            eventually(lambda: b'"n2"' in min(store.list("work/takers/any"), key=lambda each: each.created).value)
+            eventually(lambda: b'"n2"' in min(store.list("work/consumers/any"), key=lambda each: each.created).value)
             put(store, examples.waits, id="c")
             eventually(lambda: two.worker_loop.running() == ["any/s1/c"])
 
@@ -360,10 +360,10 @@ def test_an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_
     """The first in the line never comes for what it is told, as one that was killed a moment ago."""
     dead, ahead = WorkQueue(connect(), "work", label="dead"), []
     with closing(dead), ThreadPoolExecutor(1) as pool:
-        told = pool.submit(dead.wait_items, "any", stays=True, on_ahead=ahead.append)
+        told = pool.submit(dead.wait_items, "any", keep_position=True, on_ahead=ahead.append)
         eventually(lambda: ahead == [0])
         with Node(connect(), search_s=300.0):
-            eventually(lambda: len(store.children("work/takers/any")) == 2)
+            eventually(lambda: len(store.children("work/consumers/any")) == 2)
             began = time.monotonic()
             put(store, examples.square, 3, id="i")
             assert result_of(store, "i").result(PAYLOADS) == 9
@@ -376,7 +376,7 @@ def test_a_node_behind_others_that_finds_nothing_writes_nothing(connect):
     with Node(connect(), name="n1"), FaultyStore(connect()) as faulty:
         waits(faulty)
         with Node(faulty, name="n2"):
-            eventually(lambda: len(faulty.children("work/takers/any")) == 2)
+            eventually(lambda: len(faulty.children("work/consumers/any")) == 2)
             time.sleep(0.5)
             seen, calls = looks(faulty), len(faulty.calls)
             eventually(lambda: looks(faulty) >= seen + 2)

@@ -41,7 +41,7 @@ def is_tidy(store):
 
 def is_empty(store):
     """Nothing is left, but perhaps an empty shelf in the index, which the next look would take out."""
-    assert WorkQueue(store, "work").tidy("any")
+    assert WorkQueue(store, "work").clean_index("any")
     return [entry.key for entry in store.list("work", recursive=True) if entry.owner is None] == []
 
 
@@ -353,7 +353,7 @@ def test_a_removed_items_result_is_never_written(store, connect):
     with Node(store) as node:
         eventually(node.worker_loop.running)
         other = WorkQueue(connect(), "work")
-        assert other.remove(other.find("any", "s1", "x"), if_taken=True)
+        assert other.remove(other.find("any", "s1", "x"), even_if_claimed=True)
         go_on.set()
         eventually(lambda: node.worker_loop.stats().get("lost") == 1)
     assert store.get("results/x") is None

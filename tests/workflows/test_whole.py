@@ -66,7 +66,7 @@ def test_workflow_runs_on_outputs_flow_and_its_logs_are_found_by_its_history(sta
     }
     assert (rows["flaky", 1].exit_code, rows["flaky", 1].error) == (9, "ended with code 9")
     assert log_of(logs, rows["extract", 1]).startswith("of Monday\n")
-    assert [key for key in stage.left() if "/takers/" not in key and "/workers/" not in key] == []
+    assert [key for key in stage.left() if "/consumers/" not in key and "/workers/" not in key] == []
 
 
 def test_stop_ends_what_runs_and_pause_lets_it_end(stage, worker, tmp_path):

@@ -77,7 +77,7 @@ ROWS = (
     Row(primitives.PriorityQueue),
     Row(primitives.WorkQueue),
     Row(primitives.QueueClaim),
-    Row(primitives.ClaimEnding),
+    Row(primitives.PreparedClaimEnd),
     Row(primitives.Counter),
     Row(primitives.Sequence),
     Row(primitives.RateLimiter),

@@ -330,7 +330,7 @@ def requeue_task(store: Store, letter: str, name: str = NAME) -> str:
         LatchworkError: There is no such dead letter, or it cannot be requeued. The message says why.
     """
     with _opened(store, name) as (system, keys, backlog):
-        dead = next((item for item in backlog.dead_letters(_CLAIMS) if item.letter == letter), None)
+        dead = next((item for item in backlog.dead_letters(_CLAIMS) if item.dead_letter_id == letter), None)
         if dead is None:
             raise NoSuchTask(f"executor {name!r} has no dead letter {letter!r}; list them with dead_tasks()")
         try:
@@ -419,8 +419,8 @@ def _to_dead_task(item: QueueItem) -> DeadTask:
     try:
         task = parse_task(item.value)
     except BadRecord:
-        return DeadTask(item.letter, "", "", item.attempts, item.why)
-    return DeadTask(item.letter, task.id, task.function, item.attempts, item.why)
+        return DeadTask(item.dead_letter_id, "", "", item.attempts, item.why)
+    return DeadTask(item.dead_letter_id, task.id, task.function, item.attempts, item.why)
 
 
 def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[TaskLocation | None, TaskState]:

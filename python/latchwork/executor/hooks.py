@@ -21,7 +21,7 @@ from latchwork.executor.items import TaskItem, delete_copies_ops, may_run, parse
 from latchwork.executor.keys import ANY, DETACHED, ONLY_COPY, Keys, member_partition, parse_task_id, partition_member
 from latchwork.executor.stored import TaskLocation
 from latchwork.executor.targets import Member
-from latchwork.primitives import QueueClaim, QueueItem, TakerShard, WorkQueue
+from latchwork.primitives import ConsumerShard, QueueClaim, QueueItem, WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import ask
 from latchwork.tasks import (
@@ -185,17 +185,17 @@ class ExecutorHooks(WorkerHooks):
 
     # Selection
 
-    def get_preferred_shard(self, partition: str) -> TakerShard:
+    def get_preferred_shard(self, partition: str) -> ConsumerShard:
         """Return the shard of a partition that this worker searches first.
 
         The worker's own partition is a single shard. The shared partition has one shard for each member.
         """
         if partition == self._node.partition:
-            return TakerShard(0, 1)
+            return ConsumerShard(0, 1)
         members = sorted(self._members() or ())
         if partition != ANY or self._node.member_id not in members:
-            return TakerShard()
-        return TakerShard(members.index(self._node.member_id), len(members))
+            return ConsumerShard()
+        return ConsumerShard(members.index(self._node.member_id), len(members))
 
     def should_claim(self, item: QueueItem) -> bool:
         """Return whether to claim an item. Invalid items are claimed too, so that they can be dead-lettered."""

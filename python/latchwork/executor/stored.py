@@ -329,7 +329,7 @@ class StoredTasks:
             session: Session that the requests to stop are bound to; None for no session.
             interrupt: Whether to remove the task although it is running.
         """
-        parts = [self._backlog.removal_ops(item, if_taken=interrupt) for item in items]
+        parts = [self._backlog.removal_ops(item, even_if_claimed=interrupt) for item in items]
         marks = [
             Put(self._keys.cancel_key(holder.label, item.id), b"", session)
             for item, holder in zip(items, holders, strict=True)

@@ -146,7 +146,7 @@ class ExecutorSweeper:
         for _, prefix in dropped:
             await ask(self._store.delete_tree, prefix)
         for partition in sorted({partition for partition, _ in dropped}):
-            await coroutine_of(self._backlog.tidy)(partition)
+            await coroutine_of(self._backlog.clean_index)(partition)
         return len(dropped)
 
     async def _tidy_partitions(self, members: Collection[str]) -> None:
@@ -160,7 +160,7 @@ class ExecutorSweeper:
             notes = await ask(self._store.children, f"{self._partition_prefix(partition)}/removed")
             is_left = owner is not None and owner not in members
             if notes or (is_left and not await coroutine_of(self._backlog.items)(partition, 1)):
-                await coroutine_of(self._backlog.tidy)(partition)
+                await coroutine_of(self._backlog.clean_index)(partition)
 
     def _partition_prefix(self, partition: str) -> str:
         """Return the key prefix of a partition of the work queue."""

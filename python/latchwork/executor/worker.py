@@ -349,7 +349,7 @@ class ExecutorWorkerSession:
         for partition in self.hooks.orphaned_partitions:
             if await coroutine_of(self._admin_queue.items)(partition, 1):
                 self.worker_loop.request_search()
-            elif await coroutine_of(self._admin_queue.tidy)(partition):
+            elif await coroutine_of(self._admin_queue.clean_index)(partition):
                 self.hooks.remove_orphaned_partition(partition)
 
     async def _steal_from_busiest(self) -> None:

@@ -31,7 +31,7 @@ from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, deco
 from latchwork.plans.task_sharding import WorkerSharding
 from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
 from latchwork.plans.wakeups import is_plan_ending
-from latchwork.primitives import QueueClaim, QueueItem, TakerShard
+from latchwork.primitives import ConsumerShard, QueueClaim, QueueItem
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, blocking, coroutine_of
 from latchwork.tasks import (
@@ -259,7 +259,7 @@ class PlanHooks(WorkerHooks):
         self._limits.begin_search()
         return (PARTITION,)
 
-    def get_preferred_shard(self, lane: str) -> TakerShard:  # noqa: ARG002 - there is one
+    def get_preferred_shard(self, lane: str) -> ConsumerShard:  # noqa: ARG002 - there is one
         """Return the shard of the queue that this worker searches first: its share among the workers of these plans."""
         return self._peers.get_shard()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from latchwork.errors import LatchworkError
 from latchwork.plans.keys import Keys
-from latchwork.primitives import TakerShard
+from latchwork.primitives import ConsumerShard
 from latchwork.store import Mirror, Session, Store
 
 
@@ -34,7 +34,7 @@ class WorkerSharding:
         """
         store.put(self._key, b"", session=self._session)
 
-    def get_shard(self) -> TakerShard:
+    def get_shard(self) -> ConsumerShard:
         """Return this worker's shard of the tasks, determined by its rank among the workers of these plans.
 
         Returns:
@@ -43,5 +43,5 @@ class WorkerSharding:
         try:
             known = sorted(self._workers.snapshot())
         except LatchworkError:
-            return TakerShard()
-        return TakerShard(known.index(self._key), len(known)) if self._key in known else TakerShard()
+            return ConsumerShard()
+        return ConsumerShard(known.index(self._key), len(known)) if self._key in known else ConsumerShard()

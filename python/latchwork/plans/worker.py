@@ -265,7 +265,7 @@ class PlanWorkerSession:
                     await self.limits.release_orphaned_permits(self._plan_store, self.worker_loop.running())
                 if clock.now() >= sweep_at:
                     share = self.peers.get_shard()
-                    if share.of and share.rank == 0:
+                    if share.consumers and share.rank == 0:
                         await sweep_plans(self._plan_store, now_ms)
                     sweep_at = clock.now() + _SWEEP_S
             except Closed:

@@ -17,9 +17,9 @@ from latchwork.primitives.numbers.counter import Counter
 from latchwork.primitives.numbers.rate_limiter import RateLimiter
 from latchwork.primitives.numbers.sequence import Sequence
 from latchwork.primitives.once import Once
-from latchwork.primitives.queue.claims import ClaimEnding, CreateClaimed, QueueClaim
+from latchwork.primitives.queue.claims import CreateClaimed, PreparedClaimEnd, QueueClaim
 from latchwork.primitives.queue.items import QueueItem
-from latchwork.primitives.queue.partition_reader import TakerShard
+from latchwork.primitives.queue.partition_reader import ConsumerShard
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.removal import forget
@@ -28,7 +28,7 @@ from latchwork.primitives.waiting.ownership import GuardedWork
 __all__ = [
     "Barrier",
     "Candidate",
-    "ClaimEnding",
+    "ConsumerShard",
     "Counter",
     "CreateClaimed",
     "DoubleBarrier",
@@ -46,6 +46,7 @@ __all__ = [
     "Observer",
     "Once",
     "PersistentLock",
+    "PreparedClaimEnd",
     "PriorityQueue",
     "Queue",
     "QueueClaim",
@@ -54,7 +55,6 @@ __all__ = [
     "ReadWriteLock",
     "Semaphore",
     "Sequence",
-    "TakerShard",
     "Term",
     "Ticket",
     "View",

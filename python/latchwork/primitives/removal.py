@@ -18,10 +18,11 @@ from latchwork.types import At, Delete, Entry, Exists
 
 _TOGETHER = 50
 #: Keys directly below a name that outlive its users. The head of a group's views is removed before the views.
-_RECORDS = ("views", "barrier", "opening", "outcome", "permits", "room", "starts", "tail")
+_RECORDS = ("views", "barrier", "capacity", "opening", "outcome", "permits", "starts", "tail")
 #: Prefixes below a name with records and with traces of users: which is which, by the rest of the key.
 _PREFIXES = (
     "base",
+    "consumers",
     "data",
     "dead",
     "evicted",
@@ -29,11 +30,10 @@ _PREFIXES = (
     "log",
     "members",
     "partitions",
-    "putters",
+    "producers",
     "queue",
-    "takers",
 )
-#: Takers of a queue that may have claims. They end with their sessions, and matter only while there are items.
+#: Consumers of a queue that may have claims. They end with their sessions, and matter only while there are items.
 _HOLDER = re.compile(r"partitions/[^/]+/holders/")
 #: Records that are still needed, though no session owns them: arrivals at a barrier, items and dead letters.
 _NEEDED = re.compile(r"arrived-|dead/|partitions/[^/]+/items/")

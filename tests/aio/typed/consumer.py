@@ -157,7 +157,7 @@ async def work_to_do(store: aio.Store) -> None:
     for taken in await backlog.try_take(["any"], limit=3, accept=lambda item: bool(item.id)):
         assert_type(taken, aio.QueueClaim)
         ending = taken.prepare_ack()
-        assert_type(ending, aio.ClaimEnding)
+        assert_type(ending, aio.PreparedClaimEnd)
         assert_type(await ending.was_committed(LatchworkError("x")), bool)
 
 

@@ -263,7 +263,7 @@ def _emptied(_ours: object, _mine: Store, other: Store, name: str) -> None:
         for claim in backlog.try_take(["any"]) if backlog.wait_free("any", 0.02) else ():
             claim.ack()
     assert not backlog.claims()
-    eventually(lambda: not backlog.takers("other"), WAIT_S, "a ticket that landed late is removed")
+    eventually(lambda: not backlog.waiting_consumers("other"), WAIT_S, "a ticket that landed late is removed")
 
 
 def _backlog() -> list[Play]:

@@ -107,8 +107,8 @@ class QueueModel(Model):
             raise ModelBroken("an item was acknowledged twice")
         with self.open(None, store) as queue:
             assert queue.claims() == {}
-            assert queue.takers() == []
-            assert queue.putters() == []
+            assert queue.waiting_consumers() == []
+            assert queue.waiting_producers() == []
             left = set()
             while queue.size():
                 claim = queue.take(PATIENCE_S)

@@ -186,7 +186,7 @@ class WorkQueueModel(Model):
                     [item.id],
                     set(),
                     lambda item=item, op=op, removed=removed: removed.append(
-                        backlog.remove(item, ops=[op], if_taken=item.attempts > 0)
+                        backlog.remove(item, ops=[op], even_if_claimed=item.attempts > 0)
                     ),
                 )
                 if removed == [True]:
@@ -197,7 +197,7 @@ class WorkQueueModel(Model):
     def finish(self, store):
         with self.open(None, store) as backlog:
             assert backlog.claims() == {}
-            assert [backlog.takers(partition) for partition in PARTITIONS] == [[], []]
+            assert [backlog.waiting_consumers(partition) for partition in PARTITIONS] == [[], []]
             left = {item.id for item in backlog.items(limit=1000)}
             found = set()
             while claims := backlog.try_take(PARTITIONS, limit=50):

@@ -103,7 +103,7 @@ def _is_left(key: str) -> bool:
     """Return whether a key should have gone with its task, or with its submitter."""
     kind = key.split("/")[1]
     if kind == "backlog":
-        return "/takers/" not in key
+        return "/consumers/" not in key
     return kind in {"results", "detached", "outcomes", "data", "cancels"}
 
 

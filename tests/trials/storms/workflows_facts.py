@@ -64,5 +64,5 @@ def left_of(store, keys):
     """What no run that is over leaves: items, who runs, slots, results, cancels, second parts of specs."""
     prefixes = (keys.backlog, keys.shards, keys.cancels, keys.every_data, keys.slots)
     found = [entry.key for prefix in prefixes for entry in store.list(prefix, recursive=True)]
-    stays = ("/sort_keys/", "/takers/", "/holders/")
+    stays = ("/sort_keys/", "/consumers/", "/holders/")
     return [key for key in found if not (any(part in key for part in stays) or key.endswith(("/poke", "/size")))]

@@ -102,7 +102,7 @@ def _describe_queue(store: Store, name: str) -> dict[str, Any]:
         return {
             "items": queue.size(),
             "claims": [{"item": item, **_describe_ticket(each)} for item, each in sorted(queue.claims().items())],
-            "takers": _describe_tickets(queue.takers()),
+            "waiting_consumers": _describe_tickets(queue.waiting_consumers()),
             "dead_letters": len(queue.dead_letters()),
         }
 
@@ -110,16 +110,19 @@ def _describe_queue(store: Store, name: str) -> dict[str, Any]:
 def _describe_work_queue(store: Store, name: str) -> dict[str, Any]:
     with closing(WorkQueue(store, name)) as queue:
         partitions = queue.partitions()
-        takers = {partition: queue.takers(partition) for partition in partitions}
         return {
             "partitions": [
-                {"partition": partition, "items": queue.size(partition), "takers": len(takers[partition])}
+                {
+                    "partition": partition,
+                    "items": queue.size(partition),
+                    "waiting_consumers": len(queue.waiting_consumers(partition)),
+                }
                 for partition in partitions
             ],
             "claims": [{"item": item, **_describe_ticket(each)} for item, each in queue.claims().items()],
             "dead_letters": [
-                {"letter": each.letter, "item": each.path, "attempts": each.attempts, "why": each.why}
-                for each in queue.dead_letters()
+                {"id": dead.dead_letter_id, "item": dead.path, "attempts": dead.attempts, "why": dead.why}
+                for dead in queue.dead_letters()
             ],
         }
 

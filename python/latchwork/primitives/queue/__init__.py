@@ -1,4 +1,4 @@
-"""Work queues of items that takers claim, and queues in order of arrival or priority on top of them.
+"""Work queues of items that consumers claim, and queues in order of arrival or priority on top of them.
 
 How items are read, claimed and ended is private to this package.
 """

@@ -50,11 +50,11 @@ _log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 
 
-class ClaimState(Enum):
-    """What the store says about a claim."""
+class StoredClaimState(Enum):
+    """The state of a claim in the store."""
 
-    OURS = "ours"
-    GONE = "gone"
+    HELD = "held"
+    LOST = "lost"  # the claim holder does not exist, so another client may have the item
     ENDED = "ended"  # the item is not as the take wrote it, and no other client can have taken it
     REMOVED = "removed"
 
@@ -112,7 +112,7 @@ class QueueClaim(OwnershipHolder):
         self._is_ending = False
         self._is_in_doubt = False
         self._fence: Fence | None = None
-        self._made: Ownership | None = None
+        self._ownership_or_none: Ownership | None = None
 
     @property
     def _what(self) -> str:
@@ -149,6 +149,11 @@ class QueueClaim(OwnershipHolder):
             _log.warning("%s could not be released; it becomes free when its session ends: %s", self._what, error)
 
     async def _end_quietly(self, exc: BaseException | None) -> None:
+        """End the claim in the background after an interrupt: release after an error, otherwise acknowledge.
+
+        Args:
+            exc: The error with which the ``with`` block ended; None if it ended normally.
+        """
         if self._has_ended:
             return
         if exc is not None:
@@ -172,7 +177,7 @@ class QueueClaim(OwnershipHolder):
         return self.item.priority
 
     @property
-    def is_last(self) -> bool:
+    def is_last_attempt(self) -> bool:
         """Whether this is the last attempt. A release that counts then makes the item a dead letter."""
         return self.attempts >= self._info.max_attempts
 
@@ -228,17 +233,17 @@ class QueueClaim(OwnershipHolder):
 
         Created on first use, because most claims end without it.
         """
-        if self._made is None:
+        if self._ownership_or_none is None:
             new = Ownership.for_session(self._what, self.fence, self._session, self._store.clock)
-            made = self.__dict__.setdefault("_first", new)
-            self._made = made
-            if made is not new:  # another thread was faster
+            first = self.__dict__.setdefault("_first_ownership", new)
+            self._ownership_or_none = first
+            if first is not new:  # another thread was faster
                 new.end()
             if self._has_ended:
-                made.end()
-        return self._made
+                first.end()
+        return self._ownership_or_none
 
-    # Ending it
+    # Ending the claim
 
     @blocking
     async def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
@@ -288,8 +293,8 @@ class QueueClaim(OwnershipHolder):
             LockLost, Unavailable, OutcomeUnknown: As for ``ack``.
         """
         check_text(why, "the reason")
-        if count and self.is_last:
-            why = why or f"given back {self.attempts} times"
+        if count and self.is_last_attempt:
+            why = why or f"released {self.attempts} times"
             await coroutine_of(self.move_to_dead_letters)(why, checks, ops, timeout_s=timeout_s)
             return
         released = self._release_ops(why, count=count, failed=failed, partition=partition)
@@ -316,19 +321,19 @@ class QueueClaim(OwnershipHolder):
         """
         check_text(why, "the reason")
         item = self.item.with_reason(why)
-        letter = item.id
+        dead_letter_id = item.id
         while True:
-            dead = build_dead_letter_put(self._keys, item, letter)
+            dead = build_dead_letter_put(self._keys, item, dead_letter_id)
             try:
                 await self._end([*self._delete_ops(keep_data=True), dead, *ops], checks, timeout_s)
             except Conflict:
                 if await ask(self._store.get, dead.key) is None:
                     raise
-                letter = generate_dead_letter_id(item.id)
+                dead_letter_id = generate_dead_letter_id(item.id)
             else:
                 return
 
-    def prepare_ack(self, ops: Sequence[Op] = ()) -> ClaimEnding:
+    def prepare_ack(self, ops: Sequence[Op] = ()) -> PreparedClaimEnd:
         """Return the checks and writes that acknowledge the item, for the caller to include in its own transaction.
 
         Args:
@@ -336,11 +341,11 @@ class QueueClaim(OwnershipHolder):
         Raises:
             LockLost: The item is no longer ours.
         """
-        return self._prepare_ending([*self._delete_ops(), *ops])
+        return self._prepare_end([*self._delete_ops(), *ops])
 
     def prepare_release(
         self, why: str = "", *, count: bool = True, failed: bool = False, partition: str | None = None
-    ) -> ClaimEnding:
+    ) -> PreparedClaimEnd:
         """Return the checks and writes of ``release``, for a transaction of yours. It makes no dead letters.
 
         Args:
@@ -352,16 +357,22 @@ class QueueClaim(OwnershipHolder):
             LockLost: The item is no longer ours.
         """
         check_text(why, "the reason")
-        return self._prepare_ending(self._release_ops(why, count=count, failed=failed, partition=partition))
+        return self._prepare_end(self._release_ops(why, count=count, failed=failed, partition=partition))
 
-    def _prepare_ending(self, ops: Sequence[Op]) -> ClaimEnding:
+    def _prepare_end(self, ops: Sequence[Op]) -> PreparedClaimEnd:
+        """Return the checks and these writes as the end of the claim. The claim counts as not held from now on.
+
+        Raises:
+            LockLost: The item is no longer ours.
+        """
         if self._home.is_foreign:
             raise self._home.error()
         if self._has_ended or self._session.remaining_s() <= 0.0:
             raise self._lost_error()
-        return ClaimEnding(self, tuple(ops))
+        return PreparedClaimEnd(self, tuple(ops))
 
     def _release_ops(self, why: str, *, count: bool, failed: bool, partition: str | None) -> list[Op]:
+        """Return the writes that release the item. The arguments are those of ``release``."""
         item = self.item.with_reason(why)
         item = item if count else item.without_last_attempt()
         stored = (item.with_failure() if failed else item).to_bytes()
@@ -378,12 +389,22 @@ class QueueClaim(OwnershipHolder):
         return [Delete(item.key), index, Create(moved, stored)]
 
     def _delete_ops(self, *, keep_data: bool = False) -> list[Op]:
+        """Return the writes that delete the item and, unless ``keep_data`` is True, its large value."""
         data = [Delete(self._keys.data_key(self.item.data_id))] if self.item.data_id and not keep_data else []
         return [Delete(self.item.key), *data]
 
-    # The protocol of an end
+    # The transaction that ends the claim
 
     async def _end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
+        """Commit the transaction that ends the claim, with retries.
+
+        Args:
+            ops: The writes.
+            checks: Further preconditions of the caller.
+            timeout_s: Seconds to retry while the server cannot be reached.
+        Raises:
+            OutcomeUnknown: The claim was lost, and an earlier attempt may have ended it.
+        """
         self._home.check()
         try:
             await self._try_to_end(ops, checks, timeout_s)
@@ -396,12 +417,12 @@ class QueueClaim(OwnershipHolder):
         if self._has_ended or self._session.remaining_s() <= 0.0:
             raise self._lost_error()
         deadline = Deadline(self._store.clock, timeout_s)
-        self._is_ending = True  # once it is written another may take the item, before we learn that it was
+        self._is_ending = True  # from the commit on, another client may take the item
         try:
             with closing(Waiter(self._store, self._session)) as waiter:
                 await waiter.keep_trying(lambda: self._commit(ops, checks), deadline)
         except BaseException as error:
-            # interrupted: whether it was written is found out by the next try
+            # after an interrupt, the next attempt finds out whether the transaction was committed
             self._is_in_doubt = self._is_in_doubt or not isinstance(error, Exception)
             self._is_ending = False
             raise
@@ -417,13 +438,13 @@ class QueueClaim(OwnershipHolder):
             await ask(self._store.commit, [self.fence, *checks], ops)
         except Conflict as error:
             claim_state = await self._read_state()
-            if claim_state is ClaimState.OURS:
+            if claim_state is StoredClaimState.HELD:
                 raise
             self._raise_unless_settled(claim_state, error)
         except OutcomeUnknown as error:
             self._is_in_doubt = True
             claim_state = await self._read_state()
-            if claim_state is ClaimState.OURS or self._session.remaining_s() <= 0.0:
+            if claim_state is StoredClaimState.HELD or self._session.remaining_s() <= 0.0:
                 raise
             self._raise_unless_settled(claim_state, error)
 
@@ -438,13 +459,13 @@ class QueueClaim(OwnershipHolder):
         self._home.check()
         self._is_in_doubt = self._is_in_doubt or isinstance(error, OutcomeUnknown)
         claim_state = await self._read_state()
-        if claim_state is ClaimState.OURS:
+        if claim_state is StoredClaimState.HELD:
             return False
         self._raise_unless_settled(claim_state, error)
         self._mark_ended()
         return True
 
-    def _raise_unless_settled(self, claim_state: ClaimState, error: LatchworkError) -> None:
+    def _raise_unless_settled(self, claim_state: StoredClaimState, error: LatchworkError) -> None:
         """Raise an error, unless an earlier attempt has ended the claim as intended and only its answer was lost.
 
         Args:
@@ -454,15 +475,15 @@ class QueueClaim(OwnershipHolder):
         Raises:
             LockLost: The item is no longer ours, or was removed.
         """
-        if claim_state is ClaimState.ENDED and self._is_in_doubt:
+        if claim_state is StoredClaimState.ENDED and self._is_in_doubt:
             return
         self._has_ended = True
-        if claim_state is ClaimState.REMOVED:
+        if claim_state is StoredClaimState.REMOVED:
             self._is_in_doubt = False
         self._end_ownership()
         raise self._lost_error(claim_state) from error
 
-    async def _read_state(self) -> ClaimState:
+    async def _read_state(self) -> StoredClaimState:
         """Read the state of the claim from the store.
 
         The item is read before the holder: while the holder exists, no other client takes the item.
@@ -471,10 +492,10 @@ class QueueClaim(OwnershipHolder):
         removed, holder = await ask(self._store.get_many, [self._keys.removed_key(self.item), self._holder.key])
         if holder is None:
             self._holder.is_gone = True
-            return ClaimState.GONE
+            return StoredClaimState.LOST
         if item is not None and item.version == self.item.version:
-            return ClaimState.OURS
-        return ClaimState.ENDED if removed is None and self._is_in_doubt else ClaimState.REMOVED
+            return StoredClaimState.HELD
+        return StoredClaimState.ENDED if removed is None and self._is_in_doubt else StoredClaimState.REMOVED
 
     def _mark_ended(self) -> None:
         """Record that this client has ended the claim."""
@@ -483,20 +504,21 @@ class QueueClaim(OwnershipHolder):
         self._end_ownership()
 
     def _end_ownership(self) -> None:
-        if self._made is not None:
-            self._made.end()
+        if self._ownership_or_none is not None:
+            self._ownership_or_none.end()
 
-    def _lost_error(self, claim_state: ClaimState = ClaimState.GONE) -> LockLost:
-        if claim_state is ClaimState.REMOVED:
+    def _lost_error(self, claim_state: StoredClaimState = StoredClaimState.LOST) -> LockLost:
+        """Return the error of a claim that is no longer ours."""
+        if claim_state is StoredClaimState.REMOVED:
             if not self._home.is_foreign:
                 delete_later(self._store, self._keys.removed_key(self.item))
             return LockLost(f"{self._what} was removed while it was ours, nothing was changed; stop the work on it")
         if self._is_in_doubt:
             return LockLost(f"{self._what} is not ours any more, and whether we had ended it cannot be found out")
-        return LockLost(f"{self._what} is not ours any more, nothing was changed; its next taker will end it")
+        return LockLost(f"{self._what} is not ours any more, nothing was changed; its next consumer will end it")
 
 
-class ClaimEnding:
+class PreparedClaimEnd:
     """The checks and writes that end a claim, as parts of a transaction of yours, which may end many claims.
 
     Put ``checks`` and ``ops`` into a transaction and commit it. Call ``mark_committed`` after a success, and
@@ -516,7 +538,7 @@ class ClaimEnding:
         claim._is_ending = True  # noqa: SLF001 - both are this file's
 
     def __repr__(self) -> str:
-        return f"<ClaimEnding of {self._claim!r}>"
+        return f"<PreparedClaimEnd of {self._claim!r}>"
 
     def mark_committed(self) -> None:
         """Record that the transaction was committed, so that the claim has ended."""
@@ -555,16 +577,22 @@ class CreateClaimed:
     """
 
     def __init__(
-        self, info: QueueInfo, in_doubt: UnconfirmedClaims, item: QueueItem, about: bytes, *, holder: ClaimHolder
+        self,
+        info: QueueInfo,
+        unconfirmed: UnconfirmedClaims,
+        item: QueueItem,
+        client_info: bytes,
+        *,
+        holder: ClaimHolder,
     ) -> None:
         self._info = info
-        self._in_doubt = in_doubt
+        self._unconfirmed = unconfirmed
         self._item = item = replace(item, claim=holder.generate_claim_id())
         self._holder = holder
         self.ops: tuple[Op, ...] = (
             build_index_put(info.keys, item.partition, item.sort_key),
             Create(item.key, item.to_bytes()),
-            *(() if holder.exists else (Put(holder.key, about, holder.session),)),
+            *(() if holder.exists else (Put(holder.key, client_info, holder.session),)),
         )
 
     def __repr__(self) -> str:
@@ -580,15 +608,15 @@ class CreateClaimed:
             The claim, which is the right to process the item. None if the transaction did not contain the writes of
                 this object.
         """
-        found = next((entry for entry in done.entries if entry.key == self._item.key), None)
-        if found is None:
+        entry = next((entry for entry in done.entries if entry.key == self._item.key), None)
+        if entry is None:
             return None
         self._holder.exists = True
-        return QueueClaim(self._info, self._item.with_entry(found), self._item.value, found.token, holder=self._holder)
+        return QueueClaim(self._info, self._item.with_entry(entry), self._item.value, entry.token, holder=self._holder)
 
     def mark_unconfirmed(self) -> None:
         """Record that the outcome of the transaction is unknown.
 
         If the item was created, the next take of this client returns it, or it is released after a second.
         """
-        self._in_doubt.add([UnconfirmedClaim(self._item.key, self._item.claim, self._holder, None)])
+        self._unconfirmed.add([UnconfirmedClaim(self._item.key, self._item.claim, self._holder, None)])

@@ -2,13 +2,13 @@
 
 <name>/partitions/<partition>/sort_keys/<sort key>      empty, written by every put with that sort key: the index
 <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
-<name>/partitions/<partition>/holders/<id>              a taker that has claims there, bound to its session; JSON
+<name>/partitions/<partition>/holders/<id>              a consumer that has claims there, bound to its session; JSON
 <name>/partitions/<partition>/removed/<holder>/<sort key>/<id>   an item was removed while it was claimed: its
-holder deletes this, or ``tidy`` once that is gone
+consumer deletes this, or ``clean_index`` once the consumer has ended
 <name>/data/<number>                                    the value of an item, if it is large
-<name>/dead/<letter>                                    an item that became a dead letter, and where it was
-<name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
-<name>/tail, <name>/room, <name>/putters                numbered and bounded puts, see ``ordered_puts``
+<name>/dead/<id>                                        an item that became a dead letter, and where it was
+<name>/consumers/<partition>                            the tickets of waiting consumers, see ``tickets``
+<name>/tail, <name>/capacity, <name>/producers          numbered and bounded puts, see ``ordered_puts``
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INLINE_BYTES = 4096
 MAX_VALUE_BYTES = 990_000
 #: Characters kept of a reason.
 MAX_WHY_CHARS = 1000
-#: Characters kept of a letter's name when another letter has that name already.
+#: Characters kept of the ID of an item when another dead letter has that ID already.
 _KEPT_CHARS = 100
 #: A sort key that ``Queue`` makes: the priority, then a block of numbers.
 _PRIORITY = re.compile(r"(\d)-\d{9}\Z")
@@ -49,8 +49,8 @@ class QueueKeys:
         self.partitions = f"{name}/partitions"
         self.dead = f"{name}/dead"
         self.tail = f"{name}/tail"
-        self.capacity_key = f"{name}/room"
-        self.putters = f"{name}/putters"
+        self.capacity_key = f"{name}/capacity"
+        self.producers = f"{name}/producers"
 
     def partition_prefix(self, partition: str) -> str:
         """Return the prefix of all keys of a partition."""
@@ -92,13 +92,13 @@ class QueueKeys:
         holder = item.holder
         return [item.check, Absent(self.holder_key(item.partition, holder))] if holder else [item.check]
 
-    def takers_prefix(self, partition: str) -> str:
+    def consumers_prefix(self, partition: str) -> str:
         """Return the prefix of the tickets of the clients that wait for items of a partition."""
-        return f"{self.name}/takers/{partition}"
+        return f"{self.name}/consumers/{partition}"
 
-    def dead_letter_key(self, letter: str) -> str:
+    def dead_letter_key(self, dead_letter_id: str) -> str:
         """Return the key of a dead letter."""
-        return f"{self.dead}/{letter}"
+        return f"{self.dead}/{dead_letter_id}"
 
     def data_key(self, data_id: str) -> str:
         """Return the key of a large value, which is stored separately from its item."""
@@ -178,14 +178,14 @@ class QueueItem(Struct, frozen=True):
         value: A small value; empty if it is stored separately.
         partition: The partition that contains it.
         sort_key: Its sort key in the partition.
-        letter: Name of a dead letter, for ``requeue`` and ``drop``; "" for other items.
+        dead_letter_id: ID of a dead letter, for ``requeue`` and ``drop``; "" for other items.
         key: The key it was read from.
         version: The version of that key, as it was read.
         nonce: A unique text of the call that put it.
         claim: Its last claim: the ID of the holder, and an ID of the taking transaction; "" if it was released or never
             taken.
         failures: How often it was released with ``failed=True``.
-        more: Fields of a later version of the format, kept unchanged.
+        unknown_fields: Fields of a later version of the format, kept unchanged.
     """
 
     id: str
@@ -196,13 +196,13 @@ class QueueItem(Struct, frozen=True):
     value: bytes = b""
     partition: str = ""
     sort_key: str = ""
-    letter: str = ""
+    dead_letter_id: str = ""
     key: str = ""
     version: Hashable = None
     nonce: str = ""
     claim: str = ""
     failures: int = 0
-    more: Mapping[str, object] = {}
+    unknown_fields: Mapping[str, object] = {}
 
     def __repr__(self) -> str:
         return f"<QueueItem {self.path!r}, attempts {self.attempts}>"
@@ -238,7 +238,7 @@ class QueueItem(Struct, frozen=True):
             BadRecord: It is not an item.
         """
         partition, _, sort_key, item_id = entry.key.split("/")[-4:]
-        return _read(entry, (partition, sort_key, item_id))
+        return _decode_item(entry, (partition, sort_key, item_id))
 
     @classmethod
     def from_dead_letter(cls, entry: Entry) -> QueueItem:
@@ -247,8 +247,7 @@ class QueueItem(Struct, frozen=True):
         Raises:
             BadRecord: It is not a dead letter.
         """
-        letter = entry.key.rpartition("/")[2]
-        return _read(entry, None, letter)
+        return _decode_item(entry, None, entry.key.rpartition("/")[2])
 
     def to_dead_letter(self) -> bytes:
         """Return the bytes to store for a dead letter of this item."""
@@ -263,7 +262,8 @@ class QueueItem(Struct, frozen=True):
         head = ItemHeader(
             self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, self.failures, *position
         )
-        return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
+        fields = {**self.unknown_fields, **to_builtins(head)} if self.unknown_fields else head
+        return encode(fields) + b"\n" + self.value
 
     def with_entry(self, entry: Entry) -> QueueItem:
         """Return a copy with the key and the version of the entry that now contains the item."""
@@ -317,15 +317,15 @@ def build_index_put(keys: QueueKeys, partition: str, sort_key: str) -> Put:
     return Put(f"{keys.sort_keys_prefix(partition)}/{sort_key}", b"")
 
 
-def build_dead_letter_put(keys: QueueKeys, item: QueueItem, letter: str) -> Create:
+def build_dead_letter_put(keys: QueueKeys, item: QueueItem, dead_letter_id: str) -> Create:
     """Build the write that creates a dead letter from an item.
 
     Args:
         keys: Builds the keys of the queue.
         item: The item, with its reason.
-        letter: The name of the dead letter.
+        dead_letter_id: The ID of the dead letter.
     """
-    return Create(keys.dead_letter_key(letter), item.to_dead_letter())
+    return Create(keys.dead_letter_key(dead_letter_id), item.to_dead_letter())
 
 
 def read_for_display(entry: Entry) -> QueueItem:
@@ -338,8 +338,10 @@ def read_for_display(entry: Entry) -> QueueItem:
         return QueueItem.from_entry(entry) if is_item else QueueItem.from_dead_letter(entry)
     except BadRecord as error:
         why, value = str(error)[:MAX_WHY_CHARS], entry.value[:MAX_VALUE_BYTES]
-        found = QueueItem(parts[-1], why=why, size=len(entry.value), value=value).with_entry(entry)
-        return replace(found, partition=parts[-4], sort_key=parts[-2]) if is_item else replace(found, letter=parts[-1])
+        item = QueueItem(parts[-1], why=why, size=len(entry.value), value=value).with_entry(entry)
+        if is_item:
+            return replace(item, partition=parts[-4], sort_key=parts[-2])
+        return replace(item, dead_letter_id=parts[-1])
 
 
 def check_item_name(partition: str, sort_key: str, item_id: str) -> None:
@@ -428,22 +430,22 @@ def generate_dead_letter_id(item_id: str) -> str:
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 
 
-def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "") -> QueueItem:
+def _decode_item(entry: Entry, position: tuple[str, str, str] | None, dead_letter_id: str = "") -> QueueItem:
     """Decode an item or a dead letter.
 
     Args:
         entry: The entry.
         position: Partition, sort key and ID of an item, from its key. None for a dead letter, which contains them.
-        letter: Name of a dead letter; "" for an item.
+        dead_letter_id: ID of a dead letter; "" for an item.
     """
     line, _, value = entry.value.partition(b"\n")
     try:
         body = _HEAD.decode(line)
         head = convert(body, ItemHeader)
-        partition, sort_key, item_id = position or _checked(head)
+        partition, sort_key, item_id = position or _get_checked_position(head)
     except ValueError as error:  # BadRecord and InvalidKey are such
         raise BadRecord(f"key {entry.key!r} does not contain an item of a work queue ({error}); delete it") from None
-    more = {name: body[name] for name in body.keys() - _FIELDS}
+    unknown_fields = {name: body[name] for name in body.keys() - _FIELDS}
     return QueueItem(
         item_id,
         head.attempts,
@@ -453,17 +455,22 @@ def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "")
         value,
         partition,
         sort_key,
-        letter,
+        dead_letter_id,
         entry.key,
         entry.version,
         head.nonce,
         head.claim,
         head.failures,
-        more,
+        unknown_fields,
     )
 
 
-def _checked(head: ItemHeader) -> tuple[str, str, str]:
+def _get_checked_position(head: ItemHeader) -> tuple[str, str, str]:
+    """Return the partition, the sort key and the ID in the header of a dead letter, if they are valid.
+
+    Raises:
+        InvalidKey: One of them is not valid.
+    """
     position = head.partition, head.sort_key, head.id
     check_item_name(*position)
     return position

@@ -1,7 +1,7 @@
 """Ordered puts, one after the other: they number their items, or limit them to a capacity.
 
-Keys:  <name>/tail   the number of the last item that was put, see ``shared_number``
-       <name>/room   the capacity, and the number of puts until the items have to be counted again; JSON
+Keys:  <name>/tail       the number of the last item that was put, see ``shared_number``
+       <name>/capacity   the capacity, and the number of puts until the items have to be counted again; JSON
 
 Every put writes the tail on condition that it is unchanged, so puts come one after the other. All other steps only
 remove items. So after a count of the items, made after the tail was read, as many puts are possible as the capacity
@@ -26,7 +26,8 @@ from latchwork.store.steps import StepCoroutine, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Check, Entry, Op, Put
 
-_CELL_PATIENCE_S = 30.0
+#: Maximum seconds for one attempt to change the tail.
+_TAIL_TIMEOUT_S = 30.0
 
 
 class Capacity(Record, frozen=True):
@@ -34,7 +35,7 @@ class Capacity(Record, frozen=True):
 
     Attributes:
         capacity: Maximum number of items. None for no limit.
-        free: How many items can be put before the items must be counted again.
+        free: Number of items that can be put before the items must be counted again.
     """
 
     capacity: Positive | None
@@ -53,7 +54,7 @@ class Capacity(Record, frozen=True):
 _CAPACITY: Decoder[Capacity] = Decoder(Capacity, "a capacity of a queue", "use another name")
 
 
-class _Full(Exception):
+class _QueueFull(Exception):
     """The queue is full."""
 
 
@@ -68,7 +69,7 @@ class OrderedPuts:
         label: Name of this client in its ticket, shown to other clients.
 
     Attributes:
-        putters: The tickets of the clients that wait for space.
+        waiting_producers: The tickets of the clients that wait for space.
     """
 
     def __init__(
@@ -81,14 +82,16 @@ class OrderedPuts:
     ) -> None:
         if capacity is not None and not check_integer(capacity, "capacity") >= 1:
             raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
-        self.putters = TicketQueue(info.store, info.keys.putters, f"putters of {info.what}", label)
+        self.waiting_producers = TicketQueue(
+            info.store, info.keys.producers, f"waiting producers of {info.what}", label
+        )
         self._store = info.store
         self._keys = info.keys
         self._what = info.what
         self._waits = waits
         self._count = count
         self._capacity = capacity
-        self._is_agreed = False
+        self._is_capacity_read = False
         self._tail = SharedNumber(info.store, info.keys.tail, f"the tail of {info.what}")
 
     async def put(
@@ -124,19 +127,19 @@ class OrderedPuts:
         capacity = await waiter.keep_trying(self.read_capacity, deadline)
         try:
             return await put()
-        except _Full:
+        except _QueueFull:
             assert capacity is not None
-        position = None if deadline.has_passed else await wait_for_turn(self.putters, waiter, deadline)
+        position = None if deadline.has_passed else await wait_for_turn(self.waiting_producers, waiter, deadline)
         if position is None:
-            raise self._full_error(waiter)
+            raise self._build_full_error(waiter)
         try:
             partitions = self._keys.partitions
             while await waiter.watch_until(partitions, _SpaceWatcher(partitions, capacity), deadline):
-                with contextlib.suppress(_Full):
+                with contextlib.suppress(_QueueFull):
                     return await put()
-            raise self._full_error(waiter)
+            raise self._build_full_error(waiter)
         finally:
-            await self.putters.leave(position)
+            await self.waiting_producers.leave(position)
 
     async def _try_put(  # noqa: PLR0917 - one caller
         self,
@@ -147,25 +150,25 @@ class OrderedPuts:
         checks: Sequence[Check],
         ops: Sequence[Op],
     ) -> int:
-        async def writes(before: int, _after: int) -> list[Op]:
+        async def build_writes(before: int, _after: int) -> list[Op]:
             return list(dict.fromkeys([*build_ops(before + 1), *await self._reserve_space(count), *ops]))
 
         backoff = Backoff()
         while True:
             try:
                 last = await self._tail.change(
-                    lambda now: now + count,
+                    lambda number: number + count,
                     checks=checks,
-                    ops=writes,
-                    timeout_s=deadline.left_s(_CELL_PATIENCE_S),
+                    ops=build_writes,
+                    timeout_s=deadline.left_s(_TAIL_TIMEOUT_S),
                 )
             except (Unavailable, Conflict) as error:
                 if isinstance(error, Conflict) and self._is_callers_conflict(error):
                     raise
                 if deadline.has_passed:
                     if isinstance(error, Conflict):
-                        outrun = f"others kept putting items into {self._what}, nothing was put; wait longer"
-                        raise WaitTimeout(outrun) from error
+                        msg = f"other clients kept putting items into {self._what}, nothing was put; wait longer"
+                        raise WaitTimeout(msg) from error
                     raise
                 if not await waiter.pause(deadline.left_s(backoff.next_s())):
                     self._waits.raise_if_ended(waiter, error)
@@ -180,7 +183,7 @@ class OrderedPuts:
         Args:
             count: Number of items. The items in the queue are counted if the stored free space is too small.
         Raises:
-            _Full: There is no space.
+            _QueueFull: There is no space.
         """
         if self._capacity is None:
             return []
@@ -189,7 +192,7 @@ class OrderedPuts:
         if free < count:
             free = self._capacity - await self._count()
         if free < count:
-            raise _Full
+            raise _QueueFull
         return [Put(self._keys.capacity_key, Capacity(self._capacity, free - count).to_bytes())]
 
     async def read_capacity(self) -> int | None:
@@ -198,7 +201,7 @@ class OrderedPuts:
         Raises:
             LatchworkError: The stored capacity differs from that of this object.
         """
-        if self._is_agreed:
+        if self._is_capacity_read:
             return self._capacity
         entry = await get_or_create(self._store, self._keys.capacity_key, Capacity(self._capacity).to_bytes())
         stored = Capacity.from_entry(entry).capacity
@@ -207,16 +210,17 @@ class OrderedPuts:
                 f"{self._what} has a capacity of {stored}, not {self._capacity}; create "
                 "it with that, or use another name"
             )
-        self._capacity, self._is_agreed = stored, True
+        self._capacity, self._is_capacity_read = stored, True
         return stored
 
     def _is_callers_conflict(self, error: Conflict) -> bool:
         """Return whether a put failed because of the caller's own checks or writes, and not because of other
         clients.
         """
-        return bool(error.failed) and all(getattr(one, "key", None) != self._keys.tail for one in error.failed)
+        return bool(error.failed) and all(getattr(part, "key", None) != self._keys.tail for part in error.failed)
 
-    def _full_error(self, waiter: Waiter) -> WaitTimeout:
+    def _build_full_error(self, waiter: Waiter) -> WaitTimeout:
+        """Return the timeout error of a put into a full queue. Raise another error if the wait has ended early."""
         self._waits.raise_if_ended(waiter)
         return WaitTimeout(f"{self._what} is full, it holds {self._capacity} items; wait longer, or take some")
 

@@ -39,27 +39,28 @@ from latchwork.types import At, Delete, Entry
 
 _log = logging.getLogger(__name__)
 
-#: Extra items on the first page, and on the largest: each page is twice as long as the one before.
-SPARE, LONGEST_PAGE = 16, 640
-#: Sort keys read from the index at once, and read together.
-SORT_KEYS_READ, SORT_KEYS_TOGETHER = 16, 16
-#: Up to this many lists are made one after the other in the calling thread.
-_FEW_LISTS = 2
-#: Number of claimed items at the head from which a build_hint is kept.
-MANY = 48
-#: Maximum number of shares: a page must have some items of each.
+#: Number of items on the first page beyond the wanted ones, and maximum number of items on a page. Each page is twice
+#: as long as the one before.
+EXTRA_PAGE_ITEMS, MAX_PAGE_ITEMS = 16, 640
+#: Number of sort keys read from the index in one request, and maximum number whose items are read in parallel.
+INDEX_PAGE, MAX_PARALLEL_SORT_KEYS = 16, 16
+#: Maximum number of lists that are read one after the other in the calling thread.
+_MAX_SEQUENTIAL_LISTS = 2
+#: Minimum number of claimed items at the start of a partition for a hint to skip them.
+MIN_SKIPPED_FOR_HINT = 48
+#: Maximum number of shards: a page must have some items of each.
 MAX_SHARDS = 8
-#: Seconds, and looks, for which the first item of another share stays the same before we take from that share.
-LEFT_S, LEFT_LOOKS = 0.05, 3
-#: Maximum number of items of other shares taken per read, if there is none of ours.
-FEW = 2
-#: Seconds, or times the time of the read if that is longer, for which items that were read are taken without reading
-#: them again. New items before them wait that long.
-KEPT_S, KEPT_READS = 0.25, 3.0
+#: Seconds, and reads, for which the first item of another shard stays the same before we take from that shard.
+STUCK_SHARD_S, STUCK_SHARD_READS = 0.05, 3
+#: Maximum number of items of other shards taken per read, if there is none of ours.
+MAX_FOREIGN_ITEMS = 2
+#: Seconds for which items that were read are taken without reading them again. If the read took long, that is
+#: ``CACHE_READS`` times its duration. New items before them wait that long.
+CACHE_S, CACHE_READS = 0.25, 3.0
 #: Seconds for which an empty partition is not read again while items of other partitions are known.
-EMPTY_S = 0.02
-#: Maximum number of sort keys that a read_head reads.
-_GLANCED = 4
+EMPTY_CACHE_S = 0.02
+#: Maximum number of sort keys whose items ``read_head`` reads.
+_MAX_HEAD_SORT_KEYS = 4
 
 
 class ParallelLists(Step[list[list[Entry]]]):
@@ -80,7 +81,7 @@ class ParallelLists(Step[list[list[Entry]]]):
 
     def block(self) -> list[list[Entry]]:
         """Wait for the results of all calls. A few calls run in this thread, which is cheaper than other threads."""
-        if len(self._wanted) > _FEW_LISTS:
+        if len(self._wanted) > _MAX_SEQUENTIAL_LISTS:
             return self.as_future().result()
         return call_allowing_reentry(self._list_each)
 
@@ -89,11 +90,11 @@ class ParallelLists(Step[list[list[Entry]]]):
 
     def as_future(self) -> Future[list[list[Entry]]]:
         """Start all calls, and return a future of their results in order."""
-        begun: list[Future[Any]] = [
+        futures: list[Future[Any]] = [
             self._store.start_call("list", prefix, limit=limit, start_after=after)
             for prefix, limit, after in self._wanted
         ]
-        return together(begun)
+        return together(futures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,18 @@ async def read_head(info: QueueInfo, partition: str) -> HeadSnapshot:
     store, keys = info.store, info.keys
     sort_keys = await ask(store.children, keys.sort_keys_prefix(partition), stale_ok=True)
     holders: Sequence[str] | None = None
-    for sort_key in sort_keys[:_GLANCED]:
-        items = await ask(store.list, f"{keys.items_prefix(partition)}/{sort_key}", limit=SPARE, stale_ok=True)
+    for sort_key in sort_keys[:_MAX_HEAD_SORT_KEYS]:
+        items = await ask(
+            store.list, f"{keys.items_prefix(partition)}/{sort_key}", limit=EXTRA_PAGE_ITEMS, stale_ok=True
+        )
         if holders is None and any(map(get_holder_id, items)):
             holders = await ask(store.children, keys.holders_prefix(partition), stale_ok=True)
         free = [entry for entry in items if get_holder_id(entry) not in (holders or ())]
-        if free or len(items) == SPARE:
+        if free or len(items) == EXTRA_PAGE_ITEMS:
             return HeadSnapshot(free, is_whole=False)
-        if not items:  # leave it to a look, which removes it from the index
+        if not items:  # the next ``PartitionReader`` removes it from the index
             return HeadSnapshot([], is_whole=sort_key == sort_keys[-1])
-    return HeadSnapshot([], is_whole=len(sort_keys) <= _GLANCED)
+    return HeadSnapshot([], is_whole=len(sort_keys) <= _MAX_HEAD_SORT_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +138,13 @@ class ItemRange:
     """A range of items with one sort key, to be read in one request.
 
     Attributes:
-        mark: The index entry of the sort key, as it was read.
+        index_entry: The entry of the sort key in the index, as it was read.
         sort_key: The sort key, which orders the items of a partition.
         limit: Number of items to read.
         after: ID of the item after which to start. None starts at the first item.
     """
 
-    mark: Entry
+    index_entry: Entry
     sort_key: str
     limit: int
     after: str | None = None
@@ -170,7 +173,7 @@ class PartitionReader:
         cleans_index: Whether to remove sort keys without items from the index.
         keeps_last: Whether to keep the last sort key in the index in any case, because the next put uses it.
         start: Where to start. None for the start of the partition.
-        mine: ID of our own claim holder, which exists; "" if there is none.
+        own_holder: ID of our own claim holder, which exists; "" if there is none.
     """
 
     def __init__(
@@ -182,47 +185,48 @@ class PartitionReader:
         cleans_index: bool = False,
         keeps_last: bool = False,
         start: ItemRange | None = None,
-        mine: str = "",
+        own_holder: str = "",
     ) -> None:
         self.partition = partition
         self._store = info.store
         self._index = info.keys.sort_keys_prefix(partition)
         self._items = info.keys.items_prefix(partition)
         self._holders_prefix = info.keys.holders_prefix(partition)
-        self._mine = mine
+        self._own_holder = own_holder
         self._holders: set[str] | None = None
-        self._limit = min(wanted + SPARE, LONGEST_PAGE)
-        self._tidies = cleans_index
+        self._limit = min(wanted + EXTRA_PAGE_ITEMS, MAX_PAGE_ITEMS)
+        self._cleans_index = cleans_index
         self._keeps_last = keeps_last
-        self._todo = [] if start is None else [replace(start, limit=self._limit)]
-        self._last_read: str | None = None if start is None else start.mark.key
+        self._next_ranges = [] if start is None else [replace(start, limit=self._limit)]
+        self._last_index_key: str | None = None if start is None else start.index_entry.key
         self._has_more = True
         self._skipped = 0
-        self._first: ItemRange | None = None
-        self._together = 1
+        self._first_free_range: ItemRange | None = None
+        self._parallel_ranges = 1
 
     async def next_page(self) -> list[Entry] | None:
         """Return the free items of the next page, in order. The list may be empty. Return None after the last page."""
-        if not self._todo and self._has_more:
+        if not self._next_ranges and self._has_more:
             await self._read_index()
-        if not self._todo:
+        if not self._next_ranges:
             return None
-        round_, self._todo = self._todo[: self._together], self._todo[self._together :]
-        found = await ParallelLists(self._store, [self._build_list_args(item_range) for item_range in round_])
+        ranges = self._next_ranges[: self._parallel_ranges]
+        self._next_ranges = self._next_ranges[self._parallel_ranges :]
+        found = await ParallelLists(self._store, [self._build_list_args(item_range) for item_range in ranges])
         free: list[Entry] = []
         empty: list[Entry] = []
-        for n, (item_range, items) in enumerate(zip(round_, found, strict=True)):
+        for n, (item_range, items) in enumerate(zip(ranges, found, strict=True)):
             free += await self._filter_free(item_range, items)
             if len(items) == item_range.limit:  # the rest of it comes before the sort keys after it
-                longer = min(LONGEST_PAGE, 2 * item_range.limit)
-                rest = ItemRange(item_range.mark, item_range.sort_key, longer, get_last_segment(items[-1]))
-                self._todo = [rest, *round_[n + 1 :], *self._todo]
+                limit = min(MAX_PAGE_ITEMS, 2 * item_range.limit)
+                rest = ItemRange(item_range.index_entry, item_range.sort_key, limit, get_last_segment(items[-1]))
+                self._next_ranges = [rest, *ranges[n + 1 :], *self._next_ranges]
                 break
             if not items and item_range.after is None:
-                empty.append(item_range.mark)
+                empty.append(item_range.index_entry)
         else:
-            self._together = min(2 * self._together, SORT_KEYS_TOGETHER)
-        await self._clean_index(empty)
+            self._parallel_ranges = min(2 * self._parallel_ranges, MAX_PARALLEL_SORT_KEYS)
+        await self._remove_empty_sort_keys(empty)
         return free
 
     def build_hint(self, until: float) -> StartHint | None:
@@ -233,17 +237,19 @@ class PartitionReader:
         Args:
             until: The time on the store's clock at which the hint expires.
         """
-        return StartHint(self._first, until) if self._first is not None and self._skipped >= MANY else None
+        if self._first_free_range is None or self._skipped < MIN_SKIPPED_FOR_HINT:
+            return None
+        return StartHint(self._first_free_range, until)
 
     @property
     def is_empty(self) -> bool:
         """Whether the partition had no sort keys, and so no items."""
-        return self._last_read is None
+        return self._last_index_key is None
 
     @property
     def first_free_range(self) -> ItemRange | None:
         """The range of items that starts at the first free item, where a later read can start. None if none is free."""
-        return self._first
+        return self._first_free_range
 
     async def _filter_free(self, item_range: ItemRange, items: Sequence[Entry]) -> list[Entry]:
         """Return the items of a range that no running client has claimed.
@@ -253,72 +259,79 @@ class PartitionReader:
             items: Its items. Claim holders are read after the items, so a holder that is missing then is gone.
         """
         holders = [get_holder_id(entry) for entry in items]
-        if self._holders is None and not {"", self._mine}.issuperset(holders):
+        if self._holders is None and not {"", self._own_holder}.issuperset(holders):
             self._holders = set(await ask(self._store.children, self._holders_prefix))
-        taken = self._holders if self._holders is not None else {self._mine} - {""}
+        existing = self._holders if self._holders is not None else {self._own_holder} - {""}
         free: list[Entry] = []
         after = item_range.after
         for entry, holder in zip(items, holders, strict=True):
-            if holder in taken:
-                self._skipped += self._first is None
+            if holder in existing:
+                self._skipped += self._first_free_range is None
                 after = get_last_segment(entry)
                 continue
-            if self._first is None:
-                self._first = replace(item_range, after=after)
+            if self._first_free_range is None:
+                self._first_free_range = replace(item_range, after=after)
             free.append(entry)
         return free
 
     async def _read_index(self) -> None:
-        marks = await ask(self._store.list, self._index, limit=SORT_KEYS_READ, start_after=self._last_read)
-        self._has_more = len(marks) == SORT_KEYS_READ
-        self._last_read = marks[-1].key if marks else self._last_read
-        self._todo = [ItemRange(mark, get_last_segment(mark), self._limit) for mark in marks]
+        """Read the next sort keys from the index, and plan to read their items."""
+        index = await ask(self._store.list, self._index, limit=INDEX_PAGE, start_after=self._last_index_key)
+        self._has_more = len(index) == INDEX_PAGE
+        self._last_index_key = index[-1].key if index else self._last_index_key
+        self._next_ranges = [ItemRange(entry, get_last_segment(entry), self._limit) for entry in index]
 
     def _build_list_args(self, item_range: ItemRange) -> tuple[str, int, str | None]:
-        below = f"{self._items}/{item_range.sort_key}"
-        return below, item_range.limit, None if item_range.after is None else f"{below}/{item_range.after}"
+        """Return the arguments with which ``ParallelLists`` reads a range."""
+        prefix = f"{self._items}/{item_range.sort_key}"
+        return prefix, item_range.limit, None if item_range.after is None else f"{prefix}/{item_range.after}"
 
-    async def _clean_index(self, empty: Sequence[Entry]) -> None:
-        kept = self._last_read if self._keeps_last and not self._has_more else None
-        if self._tidies:
-            await _remove_from_index(self._store, [mark for mark in empty if mark.key != kept])
+    async def _remove_empty_sort_keys(self, empty: Sequence[Entry]) -> None:
+        """Remove sort keys without items from the index, if this reader does that.
+
+        Args:
+            empty: Their entries in the index, as they were read.
+        """
+        kept = self._last_index_key if self._keeps_last and not self._has_more else None
+        if self._cleans_index:
+            await _remove_from_index(self._store, [entry for entry in empty if entry.key != kept])
 
 
 @dataclass(frozen=True, slots=True)
-class TakerShard:
+class ConsumerShard:
     """The shard of a partition that one of several consumers prefers.
 
     Attributes:
         rank: Number of the consumer, from 0.
-        of: Number of consumers; 0 if they do not know each other.
+        consumers: Number of consumers; 0 if they do not know each other.
         is_patient: Whether to leave the items of other shards to their consumers, even if our shard has none.
     """
 
     rank: int = 0
-    of: int = 0
+    consumers: int = 0
     is_patient: bool = False
 
     @property
     def is_sharded(self) -> bool:
         """Whether the partition is divided among its consumers. They must know their number and ranks for that."""
-        return self.of > 0
+        return self.consumers > 0
 
     @property
     def count(self) -> int:
         """The number of shards."""
-        return max(1, min(self.of, MAX_SHARDS))
+        return max(1, min(self.consumers, MAX_SHARDS))
 
     def get_shard(self, entry: Entry) -> int:
         """Return the number of the shard that contains an item."""
         return zlib.crc32(entry.key[entry.key.rindex("/") :].encode()) % self.count
 
 
-#: Of takers that do not know each other.
-NO_SHARD = TakerShard()
+#: The shard of consumers that do not know each other: the whole partition.
+NO_SHARD = ConsumerShard()
 
 
 @dataclass(slots=True)
-class TakerCache:
+class ConsumerCache:
     """What one consumer remembers about a partition. Used by one thread at a time.
 
     Attributes:
@@ -333,7 +346,9 @@ class TakerCache:
     heads: dict[int, tuple[str, float, int]] = field(default_factory=dict)
     is_empty_until: float = 0.0
 
-    def split_by_shard(self, free: Iterable[Entry], shard: TakerShard, now: float) -> tuple[list[Entry], list[Entry]]:
+    def split_by_shard(
+        self, free: Iterable[Entry], shard: ConsumerShard, now: float
+    ) -> tuple[list[Entry], list[Entry]]:
         """Split free items into those to take and those to leave to other consumers.
 
         The items to take are those of our shard, and of shards whose first item has not changed for a while.
@@ -345,22 +360,22 @@ class TakerCache:
         Returns:
             The items to take and the items to leave, both in order.
         """
-        if shard.of <= 1:
+        if shard.consumers <= 1:
             return list(free), []
-        mine: list[Entry] = []
-        others: list[Entry] = []
+        to_take: list[Entry] = []
+        to_leave: list[Entry] = []
         heads: dict[int, tuple[str, float, int]] = {}
-        own = shard.rank % shard.count
+        own_number = shard.rank % shard.count
         for entry in free:
             number = shard.get_shard(entry)
             if number not in heads:
-                key, since, looks = self.heads.get(number, ("", now, 0))
-                heads[number] = (key, since, looks + 1) if key == entry.key else (entry.key, now, 0)
-            _, since, looks = heads[number]
-            is_left = looks >= LEFT_LOOKS and now - since >= LEFT_S
-            (mine if number == own or is_left else others).append(entry)
+                key, since, reads = self.heads.get(number, ("", now, 0))
+                heads[number] = (key, since, reads + 1) if key == entry.key else (entry.key, now, 0)
+            _, since, reads = heads[number]
+            is_stuck = reads >= STUCK_SHARD_READS and now - since >= STUCK_SHARD_S
+            (to_take if number == own_number or is_stuck else to_leave).append(entry)
         self.heads = heads
-        return mine, others
+        return to_take, to_leave
 
     def get_fresh(self, now: float) -> list[Entry]:
         """Return the remembered items, or an empty list if they must be read again.
@@ -392,37 +407,38 @@ async def clean_index(store: Store, keys: QueueKeys, partition: str) -> bool:
     Returns:
         True if the index is empty now.
     """
-    noted = set(await ask(store.children, keys.removals_prefix(partition)))
-    for holder in noted - set(await ask(store.children, keys.holders_prefix(partition))) if noted else ():
+    recorded = set(await ask(store.children, keys.removals_prefix(partition)))
+    existing = set(await ask(store.children, keys.holders_prefix(partition))) if recorded else set[str]()
+    for holder in recorded - existing:
         await ask(store.delete_tree, f"{keys.removals_prefix(partition)}/{holder}")
     after: str | None = None
     is_empty = True
-    while marks := await ask(store.list, keys.sort_keys_prefix(partition), limit=SORT_KEYS_READ, start_after=after):
-        heads = await ParallelLists(
-            store, [(f"{keys.items_prefix(partition)}/{get_last_segment(mark)}", 1, None) for mark in marks]
+    while index := await ask(store.list, keys.sort_keys_prefix(partition), limit=INDEX_PAGE, start_after=after):
+        first_items = await ParallelLists(
+            store, [(f"{keys.items_prefix(partition)}/{get_last_segment(entry)}", 1, None) for entry in index]
         )
-        empty = [mark for mark, head in zip(marks, heads, strict=True) if not head]
-        is_empty = await _remove_from_index(store, empty) == len(marks) and is_empty
-        after = marks[-1].key
+        empty = [entry for entry, items in zip(index, first_items, strict=True) if not items]
+        is_empty = await _remove_from_index(store, empty) == len(index) and is_empty
+        after = index[-1].key
     return is_empty
 
 
-async def _remove_from_index(store: Store, marks: Sequence[Entry]) -> int:
+async def _remove_from_index(store: Store, index_entries: Sequence[Entry]) -> int:
     """Remove those sort keys from the index with which nothing was put since the index was read, in one transaction.
 
     Args:
         store: The store of the queue.
-        marks: The index entries of the sort keys, as they were read.
+        index_entries: The entries of the sort keys in the index, as they were read.
     Returns:
         The number of removed sort keys.
     """
-    left = list(marks)
+    left = list(index_entries)
     while left:
         try:
-            await ask(store.commit, [At(mark) for mark in left], [Delete(mark.key) for mark in left])
+            await ask(store.commit, [At(entry) for entry in left], [Delete(entry.key) for entry in left])
         except Conflict as error:
-            used = {getattr(each, "key", None) for each in error.failed}
-            left = [mark for mark in left if mark.key not in used]
+            used = {getattr(part, "key", None) for part in error.failed}
+            left = [entry for entry in left if entry.key not in used]
         except LatchworkError as error:
             _log.debug("sort keys from %s stay in their index: %s", left[0].key, error)
             return 0

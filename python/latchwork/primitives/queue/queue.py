@@ -1,4 +1,4 @@
-"""Queues: items are taken at least once, by one taker at a time, in the order of their arrival or priority.
+"""Queues: items are taken at least once, by one consumer at a time, in the order of their arrival or priority.
 
 Keys:   see ``items`` and ``ordered_puts``; all items are in the partition ``all``
 Order:  by the number that an item gets in the transaction that puts it. The sort key is the priority and a block of
@@ -31,13 +31,13 @@ DEFAULT_PRIORITY = 5
 #: The only partition.
 _PARTITION = "all"
 #: Numbers that share a sort key.
-_BLOCK = 500
+_NUMBERS_PER_SORT_KEY = 500
 _MAX_NUMBER = 10**12
 #: Items, and bytes, of one transaction of ``put_many``.
 _BATCH_ITEMS, _BATCH_BYTES = 40, 500_000
 
 
-class _NumberedItems(WorkQueue):
+class _NumberedWorkQueue(WorkQueue):
     """The work queue behind a ``Queue``. Messages call it a queue, and every take reads from its start."""
 
     _is_numbered = True
@@ -71,7 +71,7 @@ class Queue(Closable):
         session: Session | None = None,
         label: str = "",
     ) -> None:
-        self._work = _NumberedItems(store, name, max_attempts=max_attempts, session=session, label=label)
+        self._work = _NumberedWorkQueue(store, name, max_attempts=max_attempts, session=session, label=label)
         self.name = name
         self._info, self._waits = self._work._info, self._work._waits  # noqa: SLF001 - this wraps it
         count = partial(self._work._count, _PARTITION)  # noqa: SLF001
@@ -132,9 +132,9 @@ class Queue(Closable):
     ) -> str:
         check_payload(value, self._info.what)
         async with self._waits.start(timeout_s) as (waiter, deadline):
-            build_ops = partial(self._creations, priority, [value])
+            build_ops = partial(self._build_creates, priority, [value])
             number = await self._puts.put(build_ops, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
-        return _item_id(priority, number)
+        return _build_item_id(priority, number)
 
     async def _put_many(self, values: list[bytes], priority: int, timeout_s: float | None) -> list[str]:
         for value in values:
@@ -143,15 +143,22 @@ class Queue(Closable):
         async with self._waits.start(timeout_s) as (waiter, deadline):
             is_bounded = await waiter.keep_trying(self._puts.read_capacity, deadline) is not None
             for batch in _batches(values, 1 if is_bounded else _BATCH_ITEMS):
-                build_ops = partial(self._creations, priority, batch)
+                build_ops = partial(self._build_creates, priority, batch)
                 first = await self._puts.put(build_ops, len(batch), waiter=waiter, deadline=deadline)
-                ids += [_item_id(priority, first + n) for n in range(len(batch))]
+                ids += [_build_item_id(priority, first + n) for n in range(len(batch))]
         return ids
 
-    def _creations(self, priority: int, values: Sequence[bytes], first: int) -> list[Op]:
+    def _build_creates(self, priority: int, values: Sequence[bytes], first: int) -> list[Op]:
+        """Build the writes that put values as items with consecutive numbers.
+
+        Args:
+            priority: The priority of all items.
+            values: The values, in order.
+            first: The number of the first item.
+        """
         ops: list[Op] = []
         for number, value in enumerate(values, first):
-            sort_key, item_id = _sort_key(priority, number), _item_id(priority, number)
+            sort_key, item_id = _build_sort_key(priority, number), _build_item_id(priority, number)
             ops += build_put_ops(self._info.keys, _PARTITION, sort_key, item_id, value)[1]
         return ops
 
@@ -195,19 +202,19 @@ class Queue(Closable):
 
     @blocking
     async def claims(self) -> dict[str, Ticket]:
-        """Return the ticket of the client that has claimed an item, for each claimed item by its ID, sorted."""
+        """Return who has claimed items: the ticket of the client by the ID of the item, sorted."""
         found = await coroutine_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
         return {path.rpartition("/")[2]: ticket for path, ticket in found.items()}
 
     @blocking
-    async def takers(self) -> list[Ticket]:
+    async def waiting_consumers(self) -> list[Ticket]:
         """Return the clients that wait to take an item, in the order in which they are served."""
-        return await coroutine_of(self._work.takers)(_PARTITION)
+        return await coroutine_of(self._work.waiting_consumers)(_PARTITION)
 
     @blocking
-    async def putters(self) -> list[Ticket]:
+    async def waiting_producers(self) -> list[Ticket]:
         """Return the clients that wait for space to put an item, in the order in which they are served."""
-        return await self._puts.putters.tickets()
+        return await self._puts.waiting_producers.tickets()
 
     # Dead letters
 
@@ -219,7 +226,7 @@ class Queue(Closable):
     @blocking
     async def requeue(
         self,
-        item_id: str,
+        dead_letter_id: str,
         *,
         checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
@@ -228,7 +235,7 @@ class Queue(Closable):
         """Put a dead letter back at the end of the queue, with no attempts counted. Return its new ID.
 
         Args:
-            item_id: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            dead_letter_id: The attribute of this name of an item that ``dead_letters`` returned.
             checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
             timeout_s: As for ``put``.
@@ -238,36 +245,39 @@ class Queue(Closable):
             WaitTimeout: The queue was full. The other errors are those of ``put``.
         """
         async with self._waits.start(timeout_s) as (waiter, deadline):
-            letter = await waiter.keep_trying(lambda: self._work._read_dead_letter(item_id), deadline)  # noqa: SLF001
-            dead = QueueItem.from_dead_letter(letter)
+            entry = await waiter.keep_trying(
+                lambda: self._work._read_dead_letter(dead_letter_id),  # noqa: SLF001 - this wraps it
+                deadline,
+            )
+            dead = QueueItem.from_dead_letter(entry)
             priority = DEFAULT_PRIORITY if dead.priority is None else dead.priority
 
             def build_ops(first: int) -> list[Op]:
-                sort_key, item_id = _sort_key(priority, first), _item_id(priority, first)
+                sort_key, item_id = _build_sort_key(priority, first), _build_item_id(priority, first)
                 item = replace(dead.with_attempts_reset(), id=item_id, partition=_PARTITION, sort_key=sort_key)
                 key = self._info.keys.item_key(_PARTITION, sort_key, item_id)
                 return [
                     build_index_put(self._info.keys, _PARTITION, sort_key),
                     Create(key, item.to_bytes()),
-                    Delete(letter.key),
+                    Delete(entry.key),
                 ]
 
-            held = [At(letter), *checks]
-            number = await self._puts.put(build_ops, 1, waiter=waiter, deadline=deadline, checks=held, ops=ops)
-        return _item_id(priority, number)
+            all_checks = [At(entry), *checks]
+            number = await self._puts.put(build_ops, 1, waiter=waiter, deadline=deadline, checks=all_checks, ops=ops)
+        return _build_item_id(priority, number)
 
     @blocking
-    async def drop(self, item_id: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
+    async def drop(self, dead_letter_id: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
         Args:
-            item_id: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            dead_letter_id: The attribute of this name of an item that ``dead_letters`` returned.
             checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
         Raises:
             Conflict: There is no such dead letter, or one of your checks or writes failed.
         """
-        await coroutine_of(self._work.drop)(item_id, checks=checks, ops=ops)
+        await coroutine_of(self._work.drop)(dead_letter_id, checks=checks, ops=ops)
 
     def close(self) -> None:
         """Make all waiting calls of this object raise ``Closed``. Claims stay valid. Thread-safe and idempotent."""
@@ -326,11 +336,11 @@ def _check_priority(priority: int) -> int:
     return int(priority)
 
 
-def _sort_key(priority: int, number: int) -> str:
-    return f"{priority}-{number // _BLOCK:09d}"
+def _build_sort_key(priority: int, number: int) -> str:
+    return f"{priority}-{number // _NUMBERS_PER_SORT_KEY:09d}"
 
 
-def _item_id(priority: int, number: int) -> str:
+def _build_item_id(priority: int, number: int) -> str:
     """Return the ID of an item. Sorted as text, IDs are in the order of priority, then number."""
     if not number < _MAX_NUMBER:
         raise LatchworkError(f"{number - 1:,} items have gone through this queue, which is its limit; use another name")

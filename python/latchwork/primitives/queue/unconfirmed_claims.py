@@ -25,7 +25,7 @@ from latchwork.types import At, Delete, Entry, Put
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a claim in doubt is left to the next take.
+#: Seconds for which an unconfirmed claim is left to the next take, before it is released in the background.
 _LEFT_TO_TAKES_S = 1.0
 
 
@@ -71,7 +71,7 @@ class UnconfirmedClaims:
         self._store = store
         self._what = what
         self._lock = mutex()
-        self._open: dict[tuple[str, str], UnconfirmedClaim] = {}
+        self._by_id: dict[tuple[str, str], UnconfirmedClaim] = {}
 
     def add(self, claims: Iterable[UnconfirmedClaim]) -> None:
         """Remember claims that no caller has received, because the outcome of their transaction is unknown.
@@ -80,15 +80,15 @@ class UnconfirmedClaims:
         """
         claims = list(claims)
         with self._lock:
-            for each in claims:
-                self._open[each.id] = each
-        for each in claims:
-            self._store.cleanup.add(partial(self._release_unused, each, Backoff()), _LEFT_TO_TAKES_S)
+            for claim in claims:
+                self._by_id[claim.id] = claim
+        for claim in claims:
+            self._store.cleanup.add(partial(self._release_unused, claim, Backoff()), _LEFT_TO_TAKES_S)
 
     def list_for_session(self, session: Session) -> list[UnconfirmedClaim]:
         """Return the unconfirmed claims that are bound to a session."""
         with self._lock:
-            return [each for each in self._open.values() if each.holder.session is session]
+            return [claim for claim in self._by_item.values() if claim.holder.session is session]
 
     async def resolve(self, claim: UnconfirmedClaim) -> Entry | None:
         """Find out whether a claim was committed. If it was not, make sure that it never will be.
@@ -108,7 +108,7 @@ class UnconfirmedClaims:
         Returns:
             Seconds until the next attempt. None if there is nothing left to do.
         """
-        if claim.holder.session.remaining_s() <= 0.0 or self._open.get(claim.id) is not claim:
+        if claim.holder.session.remaining_s() <= 0.0 or self._by_id.get(claim.id) is not claim:
             return None
         try:
             found = await self._confirm_or_invalidate(claim)
@@ -149,7 +149,7 @@ class UnconfirmedClaims:
     def _remove(self, claim: UnconfirmedClaim) -> bool:
         """Remove a claim from the list. Return False if another thread has removed it before."""
         with self._lock:
-            return self._open.get(claim.id) is claim and bool(self._open.pop(claim.id))
+            return self._by_id.get(claim.id) is claim and bool(self._by_id.pop(claim.id))
 
     async def _confirm_or_invalidate(self, claim: UnconfirmedClaim) -> Entry | None:
         """Return the item if the claim was committed. Otherwise make sure that it never will be, and return None.

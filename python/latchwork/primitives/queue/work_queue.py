@@ -20,14 +20,14 @@ from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
-from latchwork.primitives.queue.item_taker import (
+from latchwork.primitives.queue.item_claimer import (
     Accept,
     Extra,
-    ItemTaker,
+    ItemClaimer,
     TakeRequest,
     accept_all,
     add_nothing,
-    get_undivided_shard,
+    get_whole_partition,
 )
 from latchwork.primitives.queue.items import (
     QueueItem,
@@ -45,13 +45,13 @@ from latchwork.primitives.queue.items import (
 )
 from latchwork.primitives.queue.ordered_puts import OrderedPuts
 from latchwork.primitives.queue.partition_reader import (
-    LONGEST_PAGE,
+    MAX_PAGE_ITEMS,
+    ConsumerShard,
     ParallelLists,
-    TakerShard,
     check_partitions,
     clean_index,
 )
-from latchwork.primitives.queue.waiting_takers import FreeItemWatcher, TakerQueues, Wait
+from latchwork.primitives.queue.waiting_consumers import ConsumerQueues, FreeItemWatcher, Wait
 from latchwork.primitives.waiting.arguments import check_integer, check_member, check_name, check_text
 from latchwork.primitives.waiting.closable import Closable
 from latchwork.primitives.waiting.ownership import Identity
@@ -120,8 +120,8 @@ class WorkQueue(Closable):
             is_bounded=capacity is not None,
             is_numbered=self._is_numbered,
         )
-        self._waiting = TakerQueues(self._info, label)
-        self._taking = ItemTaker(self._info, {"label": label, "host": identity.host, "pid": identity.pid})
+        self._consumer_queues = ConsumerQueues(self._info, label)
+        self._claimer = ItemClaimer(self._info, {"label": label, "host": identity.host, "pid": identity.pid})
         self._puts: OrderedPuts | None = None
         if capacity is not None:
             self._puts = OrderedPuts(self._info, self._waits, partial(self._count, None), capacity, label)
@@ -173,7 +173,9 @@ class WorkQueue(Closable):
         """
         self._raise_if_bounded()
         check_item_name(partition, sort_key, item_id)
-        return self._taking.create_claimed(partition, sort_key, item_id, check_inline_value(value, self._what), session)
+        return self._claimer.create_claimed(
+            partition, sort_key, item_id, check_inline_value(value, self._what), session
+        )
 
     def _raise_if_bounded(self) -> None:
         if self._info.is_bounded:
@@ -230,6 +232,14 @@ class WorkQueue(Closable):
     async def _put_at_once(
         self, position: tuple[str, str, str], value: bytes, checks: Sequence[Check], ops: Sequence[Op]
     ) -> None:
+        """Put an item into an unbounded queue. After an unknown outcome, read whether it was put.
+
+        Args:
+            position: Partition, sort key and ID of the item.
+            value: The value.
+            checks: Further preconditions of the transaction.
+            ops: Further writes in the same transaction.
+        """
         nonce = generate_id()
         create, writes = build_put_ops(self._keys, *position, value, nonce=nonce)
         try:
@@ -247,6 +257,15 @@ class WorkQueue(Closable):
         ops: Sequence[Op],
         timeout_s: float | None,
     ) -> None:
+        """Put an item into a bounded queue. Wait while it is full.
+
+        Args:
+            puts: Puts items one transaction after the other.
+            writes: The writes that create the item.
+            checks: Further preconditions of the transaction.
+            ops: Further writes in the same transaction.
+            timeout_s: Seconds to wait for space.
+        """
         async with self._waits.start(timeout_s) as (waiter, deadline):
             await puts.put(lambda _: writes, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
 
@@ -257,22 +276,22 @@ class WorkQueue(Closable):
 
     # Removing
 
-    def removal_ops(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
+    def removal_ops(self, item: QueueItem, *, even_if_claimed: bool = False) -> tuple[list[Check], list[Op]]:
         """Build the checks and writes that remove an item, for a transaction of yours. Does no I/O.
 
         Args:
             item: The item as it was read.
-            if_taken: Remove it even if it is claimed.
+            even_if_claimed: Remove it even if it is claimed.
         """
-        checks: list[Check] = [item.check] if if_taken else self._keys.build_free_checks(item)
+        checks: list[Check] = [item.check] if even_if_claimed else self._keys.build_free_checks(item)
         ops: list[Op] = [Delete(self._keys.data_key(item.data_id))] if item.data_id else []
-        if if_taken and item.claim:
+        if even_if_claimed and item.claim:
             ops.append(Put(self._keys.removed_key(item), b""))
         return checks, [Delete(item.key), *ops]
 
     @blocking
     async def remove(
-        self, item: QueueItem, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, if_taken: bool = False
+        self, item: QueueItem, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, even_if_claimed: bool = False
     ) -> bool:
         """Remove an item that was read before, optionally in one transaction with writes of yours.
 
@@ -280,7 +299,7 @@ class WorkQueue(Closable):
             item: The item as it was read. It is not removed if it was taken or released since.
             checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
-            if_taken: Remove it even if it is claimed. Its consumer can no longer end it, and is not notified.
+            even_if_claimed: Remove it even if it is claimed. Its consumer can no longer end it, and is not notified.
         Returns:
             False if the item is gone, changed or claimed; nothing was changed.
         Raises:
@@ -289,11 +308,11 @@ class WorkQueue(Closable):
             OutcomeUnknown: The item may be removed.
         """
         self._waits.ensure_usable()
-        held, writes = self.removal_ops(item, if_taken=if_taken)
+        own_checks, writes = self.removal_ops(item, even_if_claimed=even_if_claimed)
         try:
-            await ask(self._store.commit, [*held, *checks], [*writes, *ops])
+            await ask(self._store.commit, [*own_checks, *checks], [*writes, *ops])
         except Conflict as error:
-            if not any(each in held for each in error.failed):
+            if not any(part in own_checks for part in error.failed):
                 raise
             return False
         return True
@@ -317,7 +336,7 @@ class WorkQueue(Closable):
             OutcomeUnknown: The item may be a dead letter.
         """
         self._waits.ensure_usable()
-        return await self._taking.move_to_dead_letters(item, check_text(why, "the reason"), lambda _: (checks, ops))
+        return await self._claimer.move_to_dead_letters(item, check_text(why, "the reason"), lambda _: (checks, ops))
 
     # Taking
 
@@ -350,20 +369,20 @@ class WorkQueue(Closable):
         async with self._waits.start(timeout_s) as (waiter, deadline):
             session, is_try = waiter.session, timeout_s == 0
             claims = await waiter.keep_trying(
-                lambda: self._taking.take_first(request, session, is_sure=is_try), deadline
+                lambda: self._claimer.take_first(request, session, is_conclusive=is_try), deadline
             )
             if not claims and not deadline.has_passed:
-                claims = await self._waiting.take_in_turn(
+                claims = await self._consumer_queues.take_in_turn(
                     partition,
                     waiter,
                     deadline,
                     request.accept,
-                    lambda known: self._taking.take_known(known, request, session),
+                    lambda known: self._claimer.take_known_or_search(known, request, session),
                 )
             if not claims:
                 self._waits.raise_if_ended(waiter)
                 raise WaitTimeout(f"{self._what} had no item for us within {timeout_s or 0.0:.3g} s")
-        self._waiting.record_claims(claims)
+        self._consumer_queues.record_claims(claims)
         return claims[0]
 
     @blocking
@@ -374,10 +393,10 @@ class WorkQueue(Closable):
         limit: int = 1,
         accept: Accept | None = None,
         extra: Extra | None = None,
-        extra_dead: Extra | None = None,
+        extra_for_dead_letter: Extra | None = None,
         on_refused: Callable[[QueueItem], object] | None = None,
-        on_dead: Callable[[QueueItem], object] | None = None,
-        shard: Callable[[str], TakerShard] | None = None,
+        on_dead_letter: Callable[[QueueItem], object] | None = None,
+        shard: Callable[[str], ConsumerShard] | None = None,
     ) -> list[QueueClaim]:
         """Take the first free items, many in one transaction, without waiting.
 
@@ -390,10 +409,10 @@ class WorkQueue(Closable):
             extra: Called with an item that is wanted; returns checks and writes for the transaction that takes it.
                 Items of one transaction may share checks. Two items that write the same key are taken in different
                 transactions.
-            extra_dead: Called with an item that is invalid, or that has no attempts left and whose last consumer died;
-                returns checks and writes for the transaction that makes it a dead letter.
+            extra_for_dead_letter: Called with an item that is invalid, or that has no attempts left and whose last
+                consumer died; returns checks and writes for the transaction that makes it a dead letter.
             on_refused: Called with an item whose extra checks or writes failed; it stays in the queue.
-            on_dead: Called with an item that this call made a dead letter.
+            on_dead_letter: Called with an item that this call made a dead letter.
             shard: Called with a partition; returns the shard of it that this consumer prefers. Consumers that know each
                 other take items of their own shard first, so that they do not compete for the same ones. An item of
                 another shard waits for 0.05 s at most, and a new item that sorts before items already read waits for
@@ -416,12 +435,12 @@ class WorkQueue(Closable):
             limit,
             accept or accept_all,
             extra or add_nothing,
-            extra_dead or add_nothing,
+            extra_for_dead_letter or add_nothing,
             on_refused,
-            on_dead,
-            shard or get_undivided_shard,
+            on_dead_letter,
+            shard or get_whole_partition,
         )
-        return await self._take(partial(self._taking.try_take, request))
+        return await self._take(partial(self._claimer.try_take, request))
 
     @blocking
     async def take_items(
@@ -455,16 +474,17 @@ class WorkQueue(Closable):
                 )
         fresh = [item for item in items if item.attempts < self._info.max_attempts]
         request = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or add_nothing, on_refused=on_refused)
-        return await self._take(partial(self._taking.take_items, fresh, request))
+        return await self._take(partial(self._claimer.take_items, fresh, request))
 
     async def _take(self, take: Callable[[Session], StepCoroutine[list[QueueClaim]]]) -> list[QueueClaim]:
+        """Call a function that takes items in our session, and return the claims."""
         session = await self._waits.session()
         try:
             claims = await take(session)
         except LatchworkError as error:
             self._waits.check_open(session, error)
             raise
-        self._waiting.record_claims(claims)
+        self._consumer_queues.record_claims(claims)
         return claims
 
     # Waiting without taking
@@ -489,7 +509,7 @@ class WorkQueue(Closable):
             ForkedProcess: The queue was created by the parent of this process.
             LatchworkError: The call is made inside a callback.
         """
-        return await self._wait(partition, timeout_s, accept, self._waiting.wait_until_free) is not None
+        return await self._wait(partition, timeout_s, accept, self._consumer_queues.wait_until_free) is not None
 
     @blocking
     async def wait_items(
@@ -499,7 +519,7 @@ class WorkQueue(Closable):
         *,
         limit: int = 20,
         accept: Accept | None = None,
-        stays: bool = False,
+        keep_position: bool = False,
         on_ahead: Callable[[int], None] | None = None,
     ) -> list[QueueItem] | None:
         """Wait until items of a partition are free, and return them. ``take_items`` takes them without reading them
@@ -510,11 +530,11 @@ class WorkQueue(Closable):
             timeout_s: As for ``wait_free``.
             limit: If more items than this are free, return an empty list.
             accept: As for ``try_take``.
-            stays: Keep our position among the waiting clients after the call, also after the timeout. The next such
-                call, from one thread at a time, returns the items that are new, using the ``accept`` of this call. No
-                other waiting client is notified meanwhile: call ``leave`` when you have enough.
-            on_ahead: With ``stays``: called with the number of clients before us, whenever that was read. A client
-                before us may be dead or slow: while there is one, call ``try_take`` now and then.
+            keep_position: Keep our position among the waiting clients after the call, also after the timeout. The next
+                such call, from one thread at a time, returns the items that are new, using the ``accept`` of this call.
+                No other waiting client is notified meanwhile: call ``leave`` when you have enough.
+            on_ahead: With ``keep_position``: called with the number of clients before us, whenever that was read. A
+                client before us may be dead or slow: while there is one, call ``try_take`` now and then.
         Returns:
             All free items of the partition, in order. The list is empty if items are free that only ``try_take`` can
                 find. None after the timeout.
@@ -524,33 +544,45 @@ class WorkQueue(Closable):
         if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
         wait = (
-            partial(self._waiting.wait_keeping_position, on_ahead=on_ahead) if stays else self._waiting.wait_until_free
+            partial(self._consumer_queues.wait_keeping_position, on_ahead=on_ahead)
+            if keep_position
+            else self._consumer_queues.wait_until_free
         )
-        seen = await self._wait(
-            partition, timeout_s, accept, wait, self._waiting.get_kept_waiter(partition) if stays else None
-        )
-        return None if seen is None else seen.free_items(limit)
+        kept = self._consumer_queues.get_kept_waiter(partition) if keep_position else None
+        watcher = await self._wait(partition, timeout_s, accept, wait, kept)
+        return None if watcher is None else watcher.pop_free_items(limit)
 
     def leave(self, partition: str) -> None:
         """Leave the queue of clients that wait for items of a partition, in the background.
 
-        Only needed after ``wait_items`` with ``stays``, which keeps the position of this client in that queue.
+        Only needed after ``wait_items`` with ``keep_position``, which keeps the position of this client in that queue.
         """
-        self._waiting.leave(partition)
+        self._consumer_queues.leave(partition)
 
     async def _wait(
         self, partition: str, timeout_s: float | None, accept: Accept | None, wait: Wait, kept: Waiter | None = None
     ) -> FreeItemWatcher | None:
+        """Wait for a free item in one of the ways of ``ConsumerQueues``.
+
+        Args:
+            partition: The partition.
+            timeout_s: Seconds to wait.
+            accept: Returns whether an item is wanted; None accepts all.
+            wait: The method that waits.
+            kept: The waiter of an earlier call that has kept its position, if there is one.
+        Returns:
+            The watcher with the free items; None after the timeout.
+        """
         check_member(partition, "partition")
         async with self._waits.start(timeout_s, kept) as (waiter, deadline):
             try:
-                seen = await wait(partition, waiter, deadline, accept or accept_all)
+                watcher = await wait(partition, waiter, deadline, accept or accept_all)
             except (Unavailable, OutcomeUnknown) as error:
                 self._waits.raise_if_ended(waiter, error)
                 raise
-            if seen is None:
+            if watcher is None:
                 self._waits.raise_if_ended(waiter)
-            return seen
+            return watcher
 
     # Reading
 
@@ -559,7 +591,7 @@ class WorkQueue(Closable):
         """Return the names of the partitions that have items, sorted. A partition that became empty just now may be
         included.
         """
-        return list(await self._partitions(None))
+        return list(await self._list_partitions(None))
 
     @blocking
     async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
@@ -593,11 +625,11 @@ class WorkQueue(Closable):
             limit: Maximum number of items.
         """
         found: list[QueueItem] = []
-        for each in await self._partitions(partition):
-            for mark in await ask(self._store.list, self._keys.sort_keys_prefix(each)):
+        for name in await self._list_partitions(partition):
+            for index_entry in await ask(self._store.list, self._keys.sort_keys_prefix(name)):
                 if len(found) >= limit:
                     return found
-                prefix = f"{self._keys.items_prefix(each)}{mark.key[mark.key.rindex('/') :]}"
+                prefix = f"{self._keys.items_prefix(name)}/{get_last_segment(index_entry)}"
                 found += [
                     read_for_display(entry) for entry in await ask(self._store.list, prefix, limit=limit - len(found))
                 ]
@@ -615,9 +647,9 @@ class WorkQueue(Closable):
 
     async def _count(self, partition: str | None) -> int:
         count = 0
-        for each in await self._partitions(partition):
-            for mark in await ask(self._store.list, self._keys.sort_keys_prefix(each)):
-                prefix = f"{self._keys.items_prefix(each)}{mark.key[mark.key.rindex('/') :]}"
+        for name in await self._list_partitions(partition):
+            for index_entry in await ask(self._store.list, self._keys.sort_keys_prefix(name)):
+                prefix = f"{self._keys.items_prefix(name)}/{get_last_segment(index_entry)}"
                 count += len(await ask(self._store.children, prefix))
         return count
 
@@ -634,19 +666,19 @@ class WorkQueue(Closable):
             The ticket of the claim holder for each claimed item, by ``<partition>/<sort key>/<id>``, sorted.
         """
         found: dict[str, Ticket] = {}
-        for each in await self._partitions(partition):
-            prefix = self._keys.items_prefix(each)
+        for name in await self._list_partitions(partition):
+            prefix = self._keys.items_prefix(name)
             holders = {
-                get_last_segment(entry): entry for entry in await ask(self._store.list, self._keys.holders_prefix(each))
+                get_last_segment(entry): entry for entry in await ask(self._store.list, self._keys.holders_prefix(name))
             }
             after: str | None = None
             while holders and len(found) < limit:
-                page = await ask(self._store.list, prefix, recursive=True, limit=LONGEST_PAGE, start_after=after)
+                page = await ask(self._store.list, prefix, recursive=True, limit=MAX_PAGE_ITEMS, start_after=after)
                 for entry in page:
                     holder = holders.get(get_holder_id(entry))
                     if holder is not None and split_item_key(entry.key, prefix) is not None and len(found) < limit:
-                        found[f"{each}{entry.key[len(prefix) :]}"] = Ticket.from_entry(holder)
-                if len(page) < LONGEST_PAGE:
+                        found[f"{name}{entry.key[len(prefix) :]}"] = Ticket.from_entry(holder)
+                if len(page) < MAX_PAGE_ITEMS:
                     break
                 after = page[-1].key
         return found
@@ -664,7 +696,7 @@ class WorkQueue(Closable):
 
     @blocking
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
-        """Return for each item the client that has claimed it, in the order of the items. See ``holder``."""
+        """Return for each item the client that has claimed it, or None, in the order of the items. See ``holder``."""
         self._waits.ensure_usable()
         keys = {item.claim: self._keys.holder_key(item.partition, item.holder) for item in items if item.holder}
         entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
@@ -672,27 +704,27 @@ class WorkQueue(Closable):
         return [None if entry is None else Ticket.from_entry(entry) for entry in found]
 
     @blocking
-    async def takers(self, partition: str) -> list[Ticket]:
+    async def waiting_consumers(self, partition: str) -> list[Ticket]:
         """Return the clients that wait to take items of a partition, in the order in which they are served."""
         check_member(partition, "partition")
-        return await self._waiting.get_ticket_queue(partition).tickets()
+        return await self._consumer_queues.get_ticket_queue(partition).tickets()
 
     @blocking
-    async def putters(self) -> list[Ticket]:
+    async def waiting_producers(self) -> list[Ticket]:
         """Return the clients that wait for space to put items, in the order in which they are served.
 
-        Empty if the queue has no maximum size.
+        Empty if the queue has no capacity.
         """
         self._waits.home.check()
-        return [] if self._puts is None else await self._puts.putters.tickets()
+        return [] if self._puts is None else await self._puts.waiting_producers.tickets()
 
     @blocking
-    async def tidy(self, partition: str) -> bool:
-        """Remove unused entries from the index of a partition that no consumer reads.
+    async def clean_index(self, partition: str) -> bool:
+        """Remove the unused entries from the index of sort keys of a partition that no consumer reads.
 
-        Consumers do this while they read: they remove index entries of sort keys without items, and records of removed
-        items whose consumers have ended. Call this for a partition whose items were removed, or deleted in a
-        transaction of yours.
+        These are the entries of sort keys without items, and the records of removed items whose consumers have ended.
+        Consumers remove the former while they read. Call this for a partition whose items were removed, or deleted in
+        a transaction of yours.
 
         Returns:
             True if the index of the partition is empty now.
@@ -705,30 +737,31 @@ class WorkQueue(Closable):
         self._waits.ensure_usable()
         return await clean_index(self._store, self._keys, partition)
 
-    async def _partitions(self, partition: str | None) -> Sequence[str]:
+    async def _list_partitions(self, partition: str | None) -> Sequence[str]:
+        """Return the given partition, or the names of all partitions that have sort keys."""
         self._waits.ensure_usable()
         if partition is not None:
             return [check_member(partition, "partition")]
         names = await ask(self._store.children, self._keys.partitions)
-        marks = (
+        first_sort_keys = (
             await ParallelLists(self._store, [(self._keys.sort_keys_prefix(name), 1, None) for name in names])
             if names
             else []
         )
-        return [name for name, found in zip(names, marks, strict=True) if found]  # others have holders only
+        return [name for name, found in zip(names, first_sort_keys, strict=True) if found]  # others have holders only
 
     # Dead letters
 
     @blocking
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
-        """Return the first dead letters with their reasons, sorted by ``letter``, without large values."""
+        """Return the first dead letters with their reasons, sorted by ``dead_letter_id``, without large values."""
         self._waits.ensure_usable()
         return [read_for_display(entry) for entry in await ask(self._store.list, self._keys.dead, limit=limit)]
 
     @blocking
     async def requeue(
         self,
-        letter: str,
+        dead_letter_id: str,
         *,
         partition: str | None = None,
         checks: Sequence[Check] = (),
@@ -738,7 +771,7 @@ class WorkQueue(Closable):
         """Put a dead letter back into the queue at its old position, with no attempts counted.
 
         Args:
-            letter: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            dead_letter_id: The attribute of this name of an item that ``dead_letters`` returned.
             partition: Put it into this partition. None for its old partition.
             checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
@@ -751,51 +784,56 @@ class WorkQueue(Closable):
             BadRecord: Its record is invalid; drop it.
             WaitTimeout: As for ``put``.
         """
-        entry = await self._read_dead_letter(letter)
+        entry = await self._read_dead_letter(dead_letter_id)
         dead = QueueItem.from_dead_letter(entry)
-        where = dead.partition if partition is None else check_member(partition, "partition")
-        key = self._keys.item_key(where, dead.sort_key, dead.id)
+        target = dead.partition if partition is None else check_member(partition, "partition")
+        key = self._keys.item_key(target, dead.sort_key, dead.id)
         writes: list[Op] = [
             Create(key, dead.with_attempts_reset().to_bytes()),
-            build_index_put(self._keys, where, dead.sort_key),
+            build_index_put(self._keys, target, dead.sort_key),
             Delete(entry.key),
         ]
-        held: list[Check] = [At(entry), *checks]
+        all_checks: list[Check] = [At(entry), *checks]
         try:
             if self._puts is None:
-                done = await ask(self._store.commit, held, list(dict.fromkeys([*writes, *ops])))
+                done = await ask(self._store.commit, all_checks, list(dict.fromkeys([*writes, *ops])))
                 return QueueItem.from_entry(done.entries[0])
-            await self._put_in_order(self._puts, writes, held, ops, timeout_s)
+            await self._put_in_order(self._puts, writes, all_checks, ops, timeout_s)
         except Conflict as error:
             if any(getattr(each, "key", None) == key for each in error.failed):
                 raise KeyExists(
-                    f"{self._what} has an item {where}/{dead.sort_key}/{dead.id}; nothing was changed"
+                    f"{self._what} has an item {target}/{dead.sort_key}/{dead.id}; nothing was changed"
                 ) from error
             raise
         return await self._find(key) or dead.with_attempts_reset()
 
     @blocking
-    async def drop(self, letter: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
+    async def drop(self, dead_letter_id: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
         Args:
-            letter: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            dead_letter_id: The attribute of this name of an item that ``dead_letters`` returned.
             checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
         Raises:
             Conflict: There is no such dead letter, or one of your checks or writes failed.
         """
-        entry = await self._read_dead_letter(letter)
+        entry = await self._read_dead_letter(dead_letter_id)
         data_id = read_for_display(entry).data_id
         data = [Delete(self._keys.data_key(data_id))] if data_id else []
         await ask(self._store.commit, [At(entry), *checks], [Delete(entry.key), *data, *ops])
 
-    async def _read_dead_letter(self, letter: str) -> Entry:
+    async def _read_dead_letter(self, dead_letter_id: str) -> Entry:
+        """Return the entry of a dead letter.
+
+        Raises:
+            Conflict: There is none with this ID.
+        """
         self._waits.ensure_usable()
-        check_member(letter, "letter")
-        entry = await ask(self._store.get, self._keys.dead_letter_key(letter))
+        check_member(dead_letter_id, "dead letter")
+        entry = await ask(self._store.get, self._keys.dead_letter_key(dead_letter_id))
         if entry is None:
-            raise Conflict(f"{self._what} has no dead letter {letter!r}; list them with dead_letters()")
+            raise Conflict(f"{self._what} has no dead letter {dead_letter_id!r}; list them with dead_letters()")
         return entry
 
     def close(self) -> None:
@@ -803,4 +841,4 @@ class WorkQueue(Closable):
         if self._waits.home.is_foreign:
             return
         self._waits.close()
-        self._waiting.close()
+        self._consumer_queues.close()

@@ -21,7 +21,7 @@ from latchwork._base.trouble_log import TroubleLog
 from latchwork._base.user_code import call_user
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
-from latchwork.primitives import ClaimEnding, QueueClaim
+from latchwork.primitives import PreparedClaimEnd, QueueClaim
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.tasks.group_commit import GroupCommit
@@ -198,7 +198,7 @@ class ClaimFinisher:
             self._pauses.schedule(0.0, partial(self._try_to_settle, task, settlement))
 
     def _release(self, claim: QueueClaim, settlement: Release) -> str:
-        if settlement.count and claim.is_last:
+        if settlement.count and claim.is_last_attempt:
             return self._dead_letter(claim, DeadLetter(settlement.why or f"released {claim.attempts} times"))
         claim.release(
             settlement.why,
@@ -234,7 +234,7 @@ class ClaimFinisher:
         future.add_done_callback(partial(self._on_group_commit_done, task, done, part))
 
     def _on_group_commit_done(
-        self, task: ClaimedTask, done: Done, part: ClaimEnding, future: Future[Committed | None]
+        self, task: ClaimedTask, done: Done, part: PreparedClaimEnd, future: Future[Committed | None]
     ) -> None:
         """Handle the result of the group commit that should have deleted an item. Called in the thread of the group
         commit, so it must be quick.
@@ -315,7 +315,7 @@ def _choose_fallback(claim: QueueClaim, settlement: Release | DeadLetter) -> Rel
         claim: The claim.
         settlement: The settlement that has failed.
     """
-    if isinstance(settlement, Release) and settlement.count and claim.is_last:
+    if isinstance(settlement, Release) and settlement.count and claim.is_last_attempt:
         return DeadLetter(settlement.why, has_hook_ops=False)
     return Release(settlement.why, count=False, failed=isinstance(settlement, Release) and settlement.failed)
 

@@ -215,7 +215,7 @@ class ItemNotifications:
             stay_s,
             limit=MAX_NOTIFIED,
             accept=self._accept,
-            stays=True,
+            keep_position=True,
             on_ahead=partial(self._record_position, partition),
         )
         self._first_in.add(partition)

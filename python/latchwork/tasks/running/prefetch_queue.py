@@ -16,7 +16,7 @@ from functools import partial
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.primitives import TakerShard
+from latchwork.primitives import ConsumerShard
 from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.calls import StoredCall
@@ -181,7 +181,7 @@ class ArrivalRate:
         return self._many >= MANY and self._vain <= MOST_VAIN
 
 
-def choose_shard(hooks: WorkerHooks, arrivals: ArrivalRate, partition: str) -> TakerShard:
+def choose_shard(hooks: WorkerHooks, arrivals: ArrivalRate, partition: str) -> ConsumerShard:
     """Choose the shard of a partition that a node searches first.
 
     While more items are expected soon, the node leaves the items of other shards to their nodes.

@@ -16,7 +16,7 @@ from msgspec import Struct
 from latchwork._base.user_code import call_user
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
-from latchwork.primitives import QueueClaim, QueueItem, TakerShard
+from latchwork.primitives import ConsumerShard, QueueClaim, QueueItem
 from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
@@ -126,12 +126,12 @@ class WorkerHooks(ABC):
         """
         return self.partitions()
 
-    def get_preferred_shard(self, partition: str) -> TakerShard:  # noqa: ARG002 - for overrides
+    def get_preferred_shard(self, partition: str) -> ConsumerShard:  # noqa: ARG002 - for overrides
         """Return the shard of a partition that this node searches first. Default: no preference.
 
         See ``WorkQueue.try_take``.
         """
-        return TakerShard()
+        return ConsumerShard()
 
     def should_claim(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
         """Return whether this node should claim an item. Must not use the store. Default: True."""

@@ -394,9 +394,9 @@ class WorkerLoop(Startable):
                 limit=capacity,
                 accept=self._filter.should_claim,
                 extra=self._filter.build_claim_ops,
-                extra_dead=self._hooks.build_dead_letter_ops,
+                extra_for_dead_letter=self._hooks.build_dead_letter_ops,
                 on_refused=self._filter.on_claim_refused,
-                on_dead=self._count_dead_letter,
+                on_dead_letter=self._count_dead_letter,
                 shard=partial(choose_shard, self._hooks, self._arrivals),
             )
         finally:

@@ -25,15 +25,15 @@ from latchwork.primitives.queue.items import (
     read_for_display,
 )
 from latchwork.primitives.queue.partition_reader import (
-    EMPTY_S,
-    FEW,
-    KEPT_READS,
-    KEPT_S,
+    CACHE_READS,
+    CACHE_S,
+    EMPTY_CACHE_S,
+    MAX_FOREIGN_ITEMS,
     NO_SHARD,
+    ConsumerCache,
+    ConsumerShard,
     PartitionReader,
     StartHint,
-    TakerCache,
-    TakerShard,
     read_head,
 )
 from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims
@@ -43,16 +43,17 @@ from latchwork.types import Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: Checks or writes, and bytes, in one transaction.
-MOST_WRITES, MOST_BYTES = 90, 500_000
-MOST_TOGETHER = MOST_WRITES // 2
-#: Extra items that a taker with a share reads: it keeps them, and takes them without another read.
-READ_AHEAD = 124
+#: Maximum number of checks or writes, and of bytes, in one transaction.
+MAX_WRITES, MAX_BYTES = 90, 500_000
+#: Maximum number of claims in one transaction.
+MAX_CLAIMS = MAX_WRITES // 2
+#: Extra items that a consumer with a shard reads. It keeps them, and takes them without another read.
+READ_AHEAD_ITEMS = 124
 
 #: Seconds for which a take may start after many claimed items. An item released before them waits that long.
 HINT_S = 0.25
 
-#: Checks and writes of the caller's.
+#: Checks and writes of the caller.
 Parts = tuple[Sequence[Check], Sequence[Op]]
 Accept = Callable[[QueueItem], bool]
 Extra = Callable[[QueueItem], Parts]
@@ -70,7 +71,7 @@ def accept_all(_item: QueueItem) -> bool:
     return True
 
 
-def get_undivided_shard(_partition: str) -> TakerShard:
+def get_whole_partition(_partition: str) -> ConsumerShard:
     """Return a shard that contains the whole partition. The default of ``TakeRequest.shard``."""
     return NO_SHARD
 
@@ -83,9 +84,9 @@ class TakeRequest(Struct, frozen=True):
         limit: Maximum number of items.
         accept: Returns whether an item is wanted.
         extra: Returns further checks and writes for the transaction that takes an item.
-        extra_dead: Returns further checks and writes for the transaction that makes an item a dead letter.
+        extra_for_dead_letter: Returns further checks and writes for the transaction that makes an item a dead letter.
         on_refused: Called with an item whose extra checks failed.
-        on_dead: Called with an item that became a dead letter.
+        on_dead_letter: Called with an item that became a dead letter.
         shard: Returns the shard of a partition that this consumer prefers.
     """
 
@@ -93,10 +94,10 @@ class TakeRequest(Struct, frozen=True):
     limit: int = 1
     accept: Accept = accept_all
     extra: Extra = add_nothing
-    extra_dead: Extra = add_nothing
+    extra_for_dead_letter: Extra = add_nothing
     on_refused: Callable[[QueueItem], object] | None = None
-    on_dead: Callable[[QueueItem], object] | None = None
-    shard: Callable[[str], TakerShard] = get_undivided_shard
+    on_dead_letter: Callable[[QueueItem], object] | None = None
+    shard: Callable[[str], ConsumerShard] = get_whole_partition
 
 
 class TakeAttempt(Struct, frozen=True, eq=False):
@@ -134,20 +135,20 @@ def choose_first_batch(attempts: Sequence[TakeAttempt], limit: int) -> list[Take
     keys: set[str] = set()
     checks: set[Check] = set()
     writes = size = 0
-    for each in attempts[:limit]:
-        more = {op.key for op in each.ops}
-        checks.update(each.free, each.checks)
-        writes += 1 + len(each.ops)
-        size += each.size
-        full = writes > MOST_WRITES or len(checks) > MOST_WRITES or size > MOST_BYTES
-        if batch and (full or not keys.isdisjoint(more)):
+    for attempt in attempts[:limit]:
+        written_keys = {op.key for op in attempt.ops}
+        checks.update(attempt.free, attempt.checks)
+        writes += 1 + len(attempt.ops)
+        size += attempt.size
+        is_full = writes > MAX_WRITES or len(checks) > MAX_WRITES or size > MAX_BYTES
+        if batch and (is_full or not keys.isdisjoint(written_keys)):
             break
-        keys |= more
-        batch.append(each)
+        keys |= written_keys
+        batch.append(attempt)
     return batch
 
 
-def split_refused(
+def split_by_refusal(
     batch: Sequence[TakeAttempt], failed: Sequence[object]
 ) -> tuple[list[TakeAttempt], list[TakeAttempt]]:
     """Split the attempts of a refused transaction by the reason of the refusal.
@@ -158,40 +159,41 @@ def split_refused(
     Returns:
         The attempts whose items other clients have taken or changed, and those whose extra checks or writes failed.
     """
-    keys = {getattr(each, "key", None) for each in failed}
-    lost = [each for each in batch if not keys.isdisjoint(getattr(check, "key", None) for check in each.free)]
-    refused = [each for each in batch if each not in lost and _is_refused(each, failed, keys)]
+    keys = {getattr(part, "key", None) for part in failed}
+    lost = [attempt for attempt in batch if not keys.isdisjoint(getattr(check, "key", None) for check in attempt.free)]
+    refused = [attempt for attempt in batch if attempt not in lost and _is_refused(attempt, failed, keys)]
     return lost, refused
 
 
-def _is_refused(each: TakeAttempt, failed: Sequence[object], keys: set[str | None]) -> bool:
-    return any(check in failed for check in each.checks) or any(op.key in keys for op in each.ops)
+def _is_refused(attempt: TakeAttempt, failed: Sequence[object], failed_keys: set[str | None]) -> bool:
+    """Return whether a check or a write that the caller added to an attempt has failed."""
+    return any(check in failed for check in attempt.checks) or any(op.key in failed_keys for op in attempt.ops)
 
 
 def _rotate_randomly(free: list[R]) -> list[R]:
     """Return the list rotated by a random number, so that it starts at a random item."""
-    at = random.randrange(len(free)) if free else 0
-    return free[at:] + free[:at]
+    start = random.randrange(len(free)) if free else 0
+    return free[start:] + free[:start]
 
 
-class ItemTaker:
+class ItemClaimer:
     """Takes items from the partitions of one queue, and remembers where free items are. Thread-safe.
 
     Args:
         info: The queue.
-        about: Information about this client that is stored with its claims.
+        client_info: Information about this client that is stored with its claims.
     """
 
-    def __init__(self, info: QueueInfo, about: dict[str, object]) -> None:
+    def __init__(self, info: QueueInfo, client_info: dict[str, object]) -> None:
         self._info = info
         self._store = info.store
         self._keys = info.keys
         self._what = info.what
-        self._about = encode(about)
-        self._in_doubt = UnconfirmedClaims(info.store, info.what)
+        self._client_info = encode(client_info)
+        self._unconfirmed = UnconfirmedClaims(info.store, info.what)
         self._holders: dict[str, ClaimHolder] = {}
         self._hints: dict[str, StartHint] = {}
-        self._kept: dict[str, TakerCache] = {}
+        self._caches: dict[str, ConsumerCache] = {}
 
     async def try_take(self, request: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take the first free items of the requested partitions. Return the claims, perhaps none."""
@@ -207,16 +209,18 @@ class ItemTaker:
             claims.sort(key=lambda claim: positions.get(claim.item.key, len(positions)))
         return claims
 
-    async def take_known(self, items: Sequence[QueueItem], request: TakeRequest, session: Session) -> list[QueueClaim]:
+    async def take_known_or_search(
+        self, items: Sequence[QueueItem], request: TakeRequest, session: Session
+    ) -> list[QueueClaim]:
         """Take the first of the given items that is unchanged since it was read. If there is none, search the
         partition.
 
         Returns:
             The claim in a list, or an empty list.
         """
-        return await self._collect_claims(partial(self._take_known, items, request, session))
+        return await self._collect_claims(partial(self._take_known_or_search, items, request, session))
 
-    async def _take_known(
+    async def _take_known_or_search(
         self, items: Sequence[QueueItem], request: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> None:
         (partition,) = request.partitions
@@ -225,30 +229,30 @@ class ItemTaker:
             await self._take_from_items(list(items), request, session, claims)
         await self._take_from_partition(partition, request, session, claims)
 
-    async def take_first(self, request: TakeRequest, session: Session, *, is_sure: bool) -> list[QueueClaim]:
+    async def take_first(self, request: TakeRequest, session: Session, *, is_conclusive: bool) -> list[QueueClaim]:
         """Take the first free item of one partition.
 
         Args:
             request: The arguments of the take, with one partition.
             session: The session of the claim.
-            is_sure: Whether an empty result must mean that the partition has no free item (a linearizable read). With
-                False, it may also mean that the connected server is behind the others.
+            is_conclusive: Whether an empty result must mean that the partition has no free item (a linearizable read).
+                With False, it may also mean that the connected server is behind the others.
         Returns:
             The claim in a list, or an empty list.
         """
-        return await self._collect_claims(partial(self._take_from_head, request, session, is_sure))
+        return await self._collect_claims(partial(self._take_from_head, request, session, is_conclusive))
 
     async def _take_from_head(
-        self, request: TakeRequest, session: Session, is_sure: bool, claims: list[QueueClaim]
+        self, request: TakeRequest, session: Session, is_conclusive: bool, claims: list[QueueClaim]
     ) -> None:
         (partition,) = request.partitions
         await self._adopt_unconfirmed_claims(request, session, claims)
         if claims:
             return
-        seen = await read_head(self._info, partition)
-        if seen.free:
-            await self._take_from_items(list(seen.free), request, session, claims)
-        if not claims and (is_sure or seen.free or not seen.is_whole):
+        head = await read_head(self._info, partition)
+        if head.free:
+            await self._take_from_items(list(head.free), request, session, claims)
+        if not claims and (is_conclusive or head.free or not head.is_whole):
             await self._take_from_partition(partition, request, session, claims)
 
     async def _take_from_partitions(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
@@ -277,7 +281,7 @@ class ItemTaker:
         """Keep claims whose call was canceled or has failed. The next take returns them, or they are released in the
         background.
         """
-        self._in_doubt.add(
+        self._unconfirmed.add(
             UnconfirmedClaim(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
             for claim in claims
         )
@@ -288,10 +292,14 @@ class ItemTaker:
         While this client remembers free items of some of them, those that were empty a moment ago are left out.
         """
         now = self._store.clock.now()
-        kept = {partition: self._kept[partition] for partition in request.partitions if partition in self._kept}
-        if not any(each.get_fresh(now) for each in kept.values()):
+        caches = {partition: self._caches[partition] for partition in request.partitions if partition in self._caches}
+        if not any(cache.get_fresh(now) for cache in caches.values()):
             return list(request.partitions)
-        return [each for each in request.partitions if each not in kept or now >= kept[each].is_empty_until]
+        return [
+            partition
+            for partition in request.partitions
+            if partition not in caches or now >= caches[partition].is_empty_until
+        ]
 
     async def _take_from_partition(
         self, partition: str, request: TakeRequest, session: Session, claims: list[QueueClaim]
@@ -303,29 +311,35 @@ class ItemTaker:
         """
         if len(claims) >= request.limit:
             return
-        had, now, shard = len(claims), self._store.clock.now(), request.shard(partition)
+        count_before, now, shard = len(claims), self._store.clock.now(), request.shard(partition)
         if shard.is_sharded:
-            kept = self._kept.setdefault(partition, TakerCache())
-            kept.entries = await self._take_from_items(kept.get_fresh(now), request, session, claims)
-            if len(claims) > had:
+            cache = self._caches.setdefault(partition, ConsumerCache())
+            cache.entries = await self._take_from_items(cache.get_fresh(now), request, session, claims)
+            if len(claims) > count_before:
                 return
-        holder, build_hint = self._get_holder(partition, session), self._hints.pop(partition, None)
-        mine = holder.id if holder.exists else ""
-        wanted = (request.limit - len(claims)) * shard.count + (READ_AHEAD if shard.is_sharded else 0)
-        if build_hint is not None and now < build_hint.until:
-            pages = PartitionReader(self._info, partition, wanted, cleans_index=True, start=build_hint.start, mine=mine)
+        holder, hint = self._get_holder(partition, session), self._hints.pop(partition, None)
+        read = partial(
+            PartitionReader,
+            self._info,
+            partition,
+            (request.limit - len(claims)) * shard.count + (READ_AHEAD_ITEMS if shard.is_sharded else 0),
+            cleans_index=True,
+            own_holder=holder.id if holder.exists else "",
+        )
+        if hint is not None and now < hint.until:
+            pages = read(start=hint.start)
             await self._take_from_pages(pages, request, session, claims, shard)
-            if len(claims) >= request.limit or (shard.is_sharded and len(claims) > had):
-                self._hints[partition] = StartHint(pages.first_free_range or build_hint.start, build_hint.until)
+            if len(claims) >= request.limit or (shard.is_sharded and len(claims) > count_before):
+                self._hints[partition] = StartHint(pages.first_free_range or hint.start, hint.until)
                 return
         in_order = self._info.is_numbered  # always from the head, and the next put needs the last sort key
-        pages = PartitionReader(self._info, partition, wanted, cleans_index=True, keeps_last=in_order, mine=mine)
+        pages = read(keeps_last=in_order)
         await self._take_from_pages(pages, request, session, claims, shard)
-        found = None if in_order else pages.build_hint(now + HINT_S)
-        if found is not None:
-            self._hints[partition] = found
+        new_hint = None if in_order else pages.build_hint(now + HINT_S)
+        if new_hint is not None:
+            self._hints[partition] = new_hint
         if shard.is_sharded and pages.is_empty:
-            self._kept[partition].is_empty_until = now + EMPTY_S
+            self._caches[partition].is_empty_until = now + EMPTY_CACHE_S
 
     async def _take_from_pages(
         self,
@@ -333,24 +347,35 @@ class ItemTaker:
         request: TakeRequest,
         session: Session,
         claims: list[QueueClaim],
-        shard: TakerShard,
+        shard: ConsumerShard,
     ) -> None:
-        had = len(claims)
+        """Take items of a partition page by page, until there are enough claims or no more pages.
+
+        With a shard, items of that shard are taken first, and what is not needed is kept for the next take.
+
+        Args:
+            pages: Reads the partition.
+            request: The arguments of the take.
+            session: The session of the claims.
+            claims: Receives the claims.
+            shard: The shard of this consumer.
+        """
+        count_before = len(claims)
         while len(claims) < request.limit:
-            begun = self._store.clock.now()
+            read_at = self._store.clock.now()
             free = await pages.next_page()
             if free is None:
                 return
             if not shard.is_sharded:
                 await self._take_from_items(free, request, session, claims)
                 continue
-            kept, now = self._kept[pages.partition], self._store.clock.now()
-            mine, others = kept.split_by_shard(free, shard, now)
-            kept.until = now + max(KEPT_S, KEPT_READS * (now - begun))
-            kept.entries = await self._take_from_items(mine, request, session, claims)
-            if len(claims) == had and not shard.is_patient:
-                await self._take_from_items(_rotate_randomly(others)[:FEW], request, session, claims)
-            if len(claims) > had:
+            cache, now = self._caches[pages.partition], self._store.clock.now()
+            to_take, to_leave = cache.split_by_shard(free, shard, now)
+            cache.until = now + max(CACHE_S, CACHE_READS * (now - read_at))
+            cache.entries = await self._take_from_items(to_take, request, session, claims)
+            if len(claims) == count_before and not shard.is_patient:
+                await self._take_from_items(_rotate_randomly(to_leave)[:MAX_FOREIGN_ITEMS], request, session, claims)
+            if len(claims) > count_before:
                 return
 
     def create_claimed(
@@ -368,7 +393,7 @@ class ItemTaker:
         key = self._keys.item_key(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
         holder = self._get_holder(partition, session)
-        return CreateClaimed(self._info, self._in_doubt, item, self._about, holder=holder)
+        return CreateClaimed(self._info, self._unconfirmed, item, self._client_info, holder=holder)
 
     def _get_holder(self, partition: str, session: Session) -> ClaimHolder:
         """Return the claim holder for a partition. Create another one if the session has changed or its key was
@@ -395,30 +420,31 @@ class ItemTaker:
         attempts: list[TakeAttempt] = []
         while len(claims) < request.limit:
             left = request.limit - len(claims)
-            while free and len(attempts) < min(left, MOST_TOGETHER):
-                more = await self._prepare_attempt(free.pop(0), request)
-                attempts += [] if more is None else [more]
+            while free and len(attempts) < min(left, MAX_CLAIMS):
+                attempt = await self._prepare_attempt(free.pop(0), request)
+                attempts += [] if attempt is None else [attempt]
             if not attempts:
                 return []
             batch = choose_first_batch(attempts, left)
             try:
                 claims += await self._claim(batch, session)
-                attempts = [each for each in attempts if each not in batch]
+                attempts = [attempt for attempt in attempts if attempt not in batch]
             except Conflict as error:
-                lost, refused = split_refused(batch, error.failed)
+                lost, refused = split_by_refusal(batch, error.failed)
                 if not (lost or refused or self._has_lost_holder(batch, session, error)):
                     raise
                 await self._report_refused(refused, request)
-                attempts = [each for each in attempts if each not in lost and each not in refused]
+                attempts = [attempt for attempt in attempts if attempt not in lost and attempt not in refused]
                 if lost:
-                    left_over: list[R] = [each.source for each in attempts]
+                    left_over: list[R] = [attempt.source for attempt in attempts]
                     free, attempts = _rotate_randomly(left_over + free), []
-        return [*[each.source for each in attempts], *free]
+        return [*[attempt.source for attempt in attempts], *free]
 
     async def _report_refused(self, refused: Iterable[TakeAttempt], request: TakeRequest) -> None:
-        for each in refused:
+        """Call the request's ``on_refused`` with each item whose extra checks or writes failed."""
+        for attempt in refused:
             if request.on_refused is not None:
-                await call_user_function(request.on_refused, each.item)
+                await call_user_function(request.on_refused, attempt.item)
 
     async def _prepare_attempt(self, source: Entry | QueueItem, request: TakeRequest) -> TakeAttempt | None:
         """Decide whether to take an item, and build the attempt.
@@ -443,8 +469,12 @@ class ItemTaker:
         return TakeAttempt(source, item, self._keys.build_free_checks(item), tuple(checks), tuple(ops))
 
     async def _dead_letter_for(self, request: TakeRequest, item: QueueItem, why: str) -> None:
-        if await self.move_to_dead_letters(item, why, request.extra_dead) and request.on_dead is not None:
-            await call_user_function(request.on_dead, item)
+        """Make a dead letter of an item that a take has found, and call the request's ``on_dead_letter``."""
+        if (
+            await self.move_to_dead_letters(item, why, request.extra_for_dead_letter)
+            and request.on_dead_letter is not None
+        ):
+            await call_user_function(request.on_dead_letter, item)
 
     async def move_to_dead_letters(self, item: QueueItem, why: str, extra: Extra) -> bool:
         """Make a dead letter of an item that no client has claimed.
@@ -458,39 +488,40 @@ class ItemTaker:
         """
         dead_item = item.with_reason(why)
         checks, ops = await call_user_function(extra, dead_item)
-        letter = item.id
+        dead_letter_id = item.id
         while True:
-            dead = build_dead_letter_put(self._keys, dead_item, letter)
-            held = [*self._keys.build_free_checks(item), *checks]
+            dead = build_dead_letter_put(self._keys, dead_item, dead_letter_id)
+            all_checks = [*self._keys.build_free_checks(item), *checks]
             try:
-                await ask(self._store.commit, held, [Delete(item.key), dead, *ops])
+                await ask(self._store.commit, all_checks, [Delete(item.key), dead, *ops])
             except Conflict as error:
-                if not any(getattr(each, "key", None) == dead.key for each in error.failed):
+                if not any(getattr(part, "key", None) == dead.key for part in error.failed):
                     _log.info("%s: item %s could not be made a dead letter yet: %s", self._what, item.path, error)
                     return False
-                letter = generate_dead_letter_id(item.id)
+                dead_letter_id = generate_dead_letter_id(item.id)
             else:
                 _log.warning("%s: item %s is now a dead letter: %s", self._what, item.path, why)
                 return True
 
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
         """Claim the items of these attempts in one transaction, all or none. Return the claims."""
-        holders = {each.item.partition: self._get_holder(each.item.partition, session) for each in batch}
-        claims = {partition: holder.generate_claim_id() for partition, holder in holders.items()}
-        taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
+        partitions = dict.fromkeys(attempt.item.partition for attempt in batch)
+        holders = {partition: self._get_holder(partition, session) for partition in partitions}
+        claim_ids = {partition: holder.generate_claim_id() for partition, holder in holders.items()}
+        claimed = [attempt.item.with_claim(claim_ids[attempt.item.partition]) for attempt in batch]
         checks: dict[Check, None] = {Exists(holder.key): None for holder in holders.values() if holder.exists}
-        ops: list[Op] = [Put(item.key, item.to_bytes()) for item in taken]
-        ops += [Put(each.key, self._about, session) for each in holders.values() if not each.exists]
-        for each in batch:
-            checks.update(dict.fromkeys((*each.free, *each.checks)))
-            ops += each.ops
+        ops: list[Op] = [Put(item.key, item.to_bytes()) for item in claimed]
+        ops += [Put(holder.key, self._client_info, session) for holder in holders.values() if not holder.exists]
+        for attempt in batch:
+            checks.update(dict.fromkeys((*attempt.free, *attempt.checks)))
+            ops += attempt.ops
         try:
             written = (await ask(self._store.commit, list(checks), ops)).entries
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):  # or interrupted
-                self._in_doubt.add(
-                    UnconfirmedClaim(item.key, item.claim, holders[item.partition], each.item)
-                    for each, item in zip(batch, taken, strict=True)
+                self._unconfirmed.add(
+                    UnconfirmedClaim(item.key, item.claim, holders[item.partition], attempt.item)
+                    for attempt, item in zip(batch, claimed, strict=True)
                 )
             raise
         for holder in holders.values():
@@ -498,7 +529,7 @@ class ItemTaker:
         return await self._read_large_values(
             [
                 QueueClaim(self._info, item.with_entry(entry), item.value, entry.token, holder=holders[item.partition])
-                for item, entry in zip(taken, written, strict=False)  # the items come first
+                for item, entry in zip(claimed, written, strict=False)  # the items come first
             ]
         )
 
@@ -507,10 +538,9 @@ class ItemTaker:
 
         The next attempt creates another such key.
         """
-        failed = {getattr(each, "key", None) for each in error.failed}
-        lost = [
-            each for each in {self._get_holder(each.item.partition, session) for each in batch} if each.key in failed
-        ]
+        failed_keys = {getattr(part, "key", None) for part in error.failed}
+        holders = {self._get_holder(attempt.item.partition, session) for attempt in batch}
+        lost = [holder for holder in holders if holder.key in failed_keys]
         for holder in lost:
             holder.is_gone = True
         return bool(lost)
@@ -523,23 +553,24 @@ class ItemTaker:
         if not any(claim.item.data_id for claim in claims):
             return claims
         try:
-            return await self._with_large_values(claims)
+            return await self._fill_large_values(claims)
         except BaseException:
             self.keep_undelivered(claims)
             raise
 
-    async def _with_large_values(self, claims: Sequence[QueueClaim]) -> list[QueueClaim]:
-        found = []
+    async def _fill_large_values(self, claims: Sequence[QueueClaim]) -> list[QueueClaim]:
+        """Read the large values of claims into the claims. Return those whose values exist."""
+        complete = []
         for claim in claims:
             data_id = claim.item.data_id
             data = await ask(self._store.get, self._keys.data_key(data_id)) if data_id else None
             if data is not None:
                 claim.value = data.value
             if data_id and data is None:
-                await coroutine_of(claim.move_to_dead_letters)("its value is gone, somebody deleted it")
+                await coroutine_of(claim.move_to_dead_letters)("its value was deleted by another program")
             else:
-                found.append(claim)
-        return found
+                complete.append(claim)
+        return complete
 
     async def _adopt_unconfirmed_claims(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
         """Add the claims of earlier transactions with lost answers, if they were committed and the request accepts the
@@ -550,13 +581,13 @@ class ItemTaker:
             session: The session of the claims.
             claims: Receives the claims.
         """
-        wanted = {self._keys.items_prefix(partition) for partition in request.partitions}
-        for unconfirmed in self._in_doubt.list_for_session(session):
+        prefixes = {self._keys.items_prefix(partition) for partition in request.partitions}
+        for unconfirmed in self._unconfirmed.list_for_session(session):
             if len(claims) >= request.limit:
                 return
-            if unconfirmed.item_key.rpartition("/")[0].rpartition("/")[0] not in wanted:
+            if unconfirmed.item_key.rpartition("/")[0].rpartition("/")[0] not in prefixes:
                 continue
-            entry = await self._in_doubt.resolve(unconfirmed)
+            entry = await self._unconfirmed.resolve(unconfirmed)
             if entry is None:
                 continue
             item = QueueItem.from_entry(entry)

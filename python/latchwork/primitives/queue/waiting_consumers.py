@@ -23,7 +23,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
-from latchwork.primitives.queue.item_taker import Accept
+from latchwork.primitives.queue.item_claimer import Accept
 from latchwork.primitives.queue.items import QueueItem, QueueKeys, get_holder_id, split_item_key
 from latchwork.primitives.queue.partition_reader import PartitionReader
 from latchwork.primitives.waiting.deadline import Deadline
@@ -32,14 +32,15 @@ from latchwork.store.steps import StepCoroutine, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put
 
-_PASSES = "passes"
+#: Field of a ticket: later clients may overtake, because its client has seen a free item that it does not accept.
+_MAY_OVERTAKE = "may_overtake"
 #: Maximum number of pages read before a wait.
-_PAGES = 3
+_MAX_PAGES = 3
 #: Maximum number of free items known from a watch that are tried before a read.
-_KNOWN = 16
+_MAX_KNOWN_ITEMS = 16
 
 
-#: Waits for a partition: which one, with which waiter, how long, and for which items.
+#: Waits for a free item. The arguments are those of ``ConsumerQueues.wait_until_free``.
 Wait = Callable[[str, Waiter, Deadline, Accept], StepCoroutine["FreeItemWatcher | None"]]
 
 
@@ -50,17 +51,17 @@ class FirstWaiter:
     Attributes:
         position: Its position in the queue of waiting clients.
         waiter: The waiting call, with the watch of the partition.
-        seen: The items that the watch has reported.
+        watcher: The items that the watch has reported.
         is_watching: Whether the watch was opened.
     """
 
     position: QueuePosition
     waiter: Waiter
-    seen: FreeItemWatcher
+    watcher: FreeItemWatcher
     is_watching: bool = False
 
 
-class TakerQueues:
+class ConsumerQueues:
     """The queues of clients that wait for items, one queue for each partition. Thread-safe.
 
     Args:
@@ -74,16 +75,16 @@ class TakerQueues:
         self._label = label
         self._ticket_queues: dict[str, TicketQueue] = {}
         self._lock = mutex()
-        self._heads: dict[str, FirstWaiter] = {}
-        self._seen: dict[str, FreeItemWatcher] = {}
+        self._kept_waiters: dict[str, FirstWaiter] = {}
+        self._kept_watchers: dict[str, FreeItemWatcher] = {}
         self._is_closed = False
 
     def get_ticket_queue(self, partition: str) -> TicketQueue:
         """Return the ticket queue of the clients that wait for items of a partition."""
-        what = f"takers of {self._info.what}"
+        what = f"waiting consumers of {self._info.what}"
         if not self._info.is_numbered:
-            what = f"takers of partition {partition!r} of {self._info.what}"
-        tickets = TicketQueue(self._store, self._info.keys.takers_prefix(partition), what, self._label)
+            what = f"waiting consumers of partition {partition!r} of {self._info.what}"
+        tickets = TicketQueue(self._store, self._info.keys.consumers_prefix(partition), what, self._label)
         return self._ticket_queues.setdefault(partition, tickets)
 
     async def wait_until_free(
@@ -106,16 +107,16 @@ class TakerQueues:
         position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, is_blocking=_is_blocking)
         if position is None:
             return None
-        found = False
-        head = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
+        is_found = False
+        first = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
         try:
-            found = await self._wait_for_item(partition, head, deadline)
+            is_found = await self._wait_for_item(partition, first, deadline)
         finally:
-            if found:
+            if is_found:
                 self.get_ticket_queue(partition).leave_in_background(position)
             else:
                 await self.get_ticket_queue(partition).leave(position)
-        return head.seen if found else None
+        return first.watcher if is_found else None
 
     async def take_in_turn(
         self,
@@ -141,10 +142,10 @@ class TakerQueues:
         if position is None:
             return []
         claims: list[QueueClaim] = []
-        head = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
+        first = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
         try:
-            while not claims and await self._wait_for_item(partition, head, deadline):
-                known = head.seen.free_items(_KNOWN)
+            while not claims and await self._wait_for_item(partition, first, deadline):
+                known = first.watcher.pop_free_items(_MAX_KNOWN_ITEMS)
                 claims = await waiter.keep_trying(partial(take, known), deadline)
         finally:
             if claims:  # an interrupt could come in a wait, and the claims are the caller's
@@ -153,24 +154,24 @@ class TakerQueues:
                 await self.get_ticket_queue(partition).leave(position)
         return claims
 
-    # Staying
+    # Kept positions
 
     def get_kept_waiter(self, partition: str) -> Waiter | None:
         """Return the waiter of an earlier call of ``wait_keeping_position`` that is still in the queue, or None."""
-        head = self._heads.get(partition)
-        return None if head is None else head.waiter
+        first = self._kept_waiters.get(partition)
+        return None if first is None else first.waiter
 
     def _pop_kept_waiter(self, partition: str) -> FirstWaiter | None:
         with self._lock:
-            return self._heads.pop(partition, None)
+            return self._kept_waiters.pop(partition, None)
 
     def record_claims(self, claims: Iterable[QueueClaim]) -> None:
         """Note items that this process has claimed, so that its own watches do not report them as free."""
         for claim in claims:
             item = claim.item
-            seen = self._seen.get(item.partition)
-            if seen is not None:
-                seen.ours[item.sort_key, item.id] = item.version
+            watcher = self._kept_watchers.get(item.partition)
+            if watcher is not None:
+                watcher.own_claims[item.sort_key, item.id] = item.version
 
     async def wait_keeping_position(
         self,
@@ -194,76 +195,77 @@ class TakerQueues:
         Returns:
             The watcher with the free items. None after the timeout or a cancellation.
         """
-        is_kept, head = False, None
+        is_kept, first = False, None
         try:
-            head = self._pop_kept_waiter(partition)
-            if head is None:
+            first = self._pop_kept_waiter(partition)
+            if first is None:
                 position = await wait_for_turn(
                     self.get_ticket_queue(partition), waiter, deadline, is_blocking=_is_blocking, on_ahead=on_ahead
                 )
                 if position is None:
                     return None
-                head = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
-                self._seen[partition] = head.seen
-            found = await self._wait_for_item(partition, head, deadline)
-            is_kept = self._keep_position(partition, head)
+                first = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
+                self._kept_watchers[partition] = first.watcher
+            is_found = await self._wait_for_item(partition, first, deadline)
+            is_kept = self._keep_position(partition, first)
         finally:
-            if head is not None and not is_kept:
-                self._seen.pop(partition, None)
-                await self.get_ticket_queue(partition).leave(head.position)
-        return head.seen if found else None
+            if first is not None and not is_kept:
+                self._kept_watchers.pop(partition, None)
+                await self.get_ticket_queue(partition).leave(first.position)
+        return first.watcher if is_found else None
 
-    def _keep_position(self, partition: str, head: FirstWaiter) -> bool:
+    def _keep_position(self, partition: str, first: FirstWaiter) -> bool:
+        """Keep the position of a waiting call for the next call. Return False if it must leave the queue now."""
         with self._lock:
-            if self._is_closed or head.waiter.is_cancelled or head.seen.lets_pass:
+            if self._is_closed or first.waiter.is_cancelled or first.watcher.allows_overtaking:
                 return False
-            self._heads[partition] = head
-            head.waiter.is_kept = True
+            self._kept_waiters[partition] = first
+            first.waiter.is_kept = True
             return True
 
     def leave(self, partition: str) -> None:
         """Delete our ticket in the queue of a partition if an earlier call has kept it, in the background."""
-        head = self._pop_kept_waiter(partition)
-        if head is not None:
-            self._seen.pop(partition, None)
-            self.get_ticket_queue(partition).leave_in_background(head.position)
-            head.waiter.close()
+        first = self._pop_kept_waiter(partition)
+        if first is not None:
+            self._kept_watchers.pop(partition, None)
+            self.get_ticket_queue(partition).leave_in_background(first.position)
+            first.waiter.close()
 
     def close(self) -> None:
         """Delete the tickets that earlier calls have kept, in the background, and keep none from now on. Idempotent."""
         with self._lock:
             self._is_closed = True
-            partitions = list(self._heads)
+            partitions = list(self._kept_waiters)
         for partition in partitions:
             self.leave(partition)
 
-    # At the head
+    # The first waiting client
 
     def _new_watcher(self, partition: str, accept: Accept) -> FreeItemWatcher:
         return FreeItemWatcher(self._info.keys, partition, accept)
 
-    async def _wait_for_item(self, partition: str, head: FirstWaiter, deadline: Deadline) -> bool:
+    async def _wait_for_item(self, partition: str, first: FirstWaiter, deadline: Deadline) -> bool:
         """Wait until the watch reports a free item that is accepted.
 
         Args:
             partition: The partition.
-            head: Our position, which is the first one.
+            first: Our position, which is the first one.
             deadline: When the wait times out.
         Returns:
             False after the timeout or a cancellation.
         """
-        waiter, seen = head.waiter, head.seen
+        waiter, watcher = first.waiter, first.watcher
         while True:
-            if head.is_watching:
-                is_done = await waiter.continue_watching(seen, deadline)
+            if first.is_watching:
+                is_done = await waiter.continue_watching(watcher, deadline)
             else:
-                head.is_watching = True
+                first.is_watching = True
                 prefix = self._info.keys.partition_prefix(partition)
-                is_done = await waiter.watch_until(prefix, seen, deadline, is_relevant=seen.may_free_item)
-            if not is_done or seen.is_found:
+                is_done = await waiter.watch_until(prefix, watcher, deadline, is_relevant=watcher.may_free_item)
+            if not is_done or watcher.is_found:
                 return is_done
-            await waiter.keep_trying(lambda: self._allow_overtaking(head.position), deadline)
-            seen.lets_pass = True
+            await waiter.keep_trying(lambda: self._allow_overtaking(first.position), deadline)
+            watcher.allows_overtaking = True
 
     async def _has_free_item(self, partition: str, accept: Accept) -> bool:
         """Return whether the first pages of a partition contain a free item that is accepted.
@@ -273,14 +275,15 @@ class TakerQueues:
             accept: Returns whether an item is wanted.
         """
         pages = PartitionReader(self._info, partition, 1)
-        for _ in range(_PAGES):
+        for _ in range(_MAX_PAGES):
             free = await pages.next_page()
             if free is None or any(_is_wanted(entry, accept) for entry in free):
                 return free is not None
         return False
 
     async def _allow_overtaking(self, position: QueuePosition) -> None:
-        body = {**read_object(position.ticket.value), _PASSES: True}
+        """Store in our ticket that later clients may overtake us."""
+        body = {**read_object(position.ticket.value), _MAY_OVERTAKE: True}
         await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
 
 
@@ -313,23 +316,23 @@ class FreeItemWatcher:
 
     Attributes:
         is_found: Whether an accepted item is free.
-        lets_pass: Whether later clients know about the free item that is not accepted, and do not wait for us.
-        ours: Versions of items that this process took. A server may report such an item before its claim holder, so
-            that it looks free.
+        allows_overtaking: Whether later clients know about the free item that is not accepted, and do not wait for us.
+        own_claims: Versions of items that this process took, by sort key and ID. A server may report such an item
+            before its claim holder, so that it looks free.
     """
 
     def __init__(self, keys: QueueKeys, partition: str, accept: Accept) -> None:
         self._items = keys.items_prefix(partition)
         self._holders = keys.holders_prefix(partition)
         self._accept = accept
-        self._known: dict[tuple[str, str], WatchedItem] = {}
-        self._claimed: dict[str, set[tuple[str, str]]] = {}
-        self._there: set[str] = set()
-        self._good: set[tuple[str, str]] = set()
-        self._bad: set[tuple[str, str]] = set()
+        self._watched: dict[tuple[str, str], WatchedItem] = {}
+        self._claimed: dict[str, set[tuple[str, str]]] = {}  # by claim holder
+        self._existing_holders: set[str] = set()
+        self._free_accepted: set[tuple[str, str]] = set()
+        self._free_refused: set[tuple[str, str]] = set()
         self.is_found = False
-        self.lets_pass = False
-        self.ours: dict[tuple[str, str], Hashable] = {}
+        self.allows_overtaking = False
+        self.own_claims: dict[tuple[str, str], Hashable] = {}
 
     def __call__(self, batch: Batch) -> bool:
         """Apply a batch of changes. Return whether the wait is done."""
@@ -339,8 +342,8 @@ class FreeItemWatcher:
         for change in batch:
             if change.key.startswith(f"{self._items}/"):
                 self._record_item(change)
-        self.is_found = bool(self._good)
-        return self.is_found or (bool(self._bad) and not self.lets_pass)
+        self.is_found = bool(self._free_accepted)
+        return self.is_found or (bool(self._free_refused) and not self.allows_overtaking)
 
     def may_free_item(self, changes: Iterable[Change]) -> bool:
         """Return whether these changes may have made an item free. Called in another thread.
@@ -348,48 +351,52 @@ class FreeItemWatcher:
         An item can become free by its own change, if no existing holder has claimed it, or by the end of its claim
         holder.
         """
-        items, holders, there = f"{self._items}/", f"{self._holders}/", set[str]()
-        for each in changes:
-            if each.key.startswith(holders):
-                if each.entry is None:
+        items, holders, new_holders = f"{self._items}/", f"{self._holders}/", set[str]()
+        for change in changes:
+            if change.key.startswith(holders):
+                if change.entry is None:
                     return True
-                there.add(each.key[len(holders) :])
-        entries = (each.entry for each in changes if each.key.startswith(items) and each.entry is not None)
-        found = map(get_holder_id, entries)
-        return any(not holder or (holder not in there and holder not in self._there) for holder in found)
+                new_holders.add(change.key[len(holders) :])
+        entries = (change.entry for change in changes if change.key.startswith(items) and change.entry is not None)
+        return any(
+            not holder or (holder not in new_holders and holder not in self._existing_holders)
+            for holder in map(get_holder_id, entries)
+        )
 
-    def free_items(self, limit: int) -> list[QueueItem]:
+    def pop_free_items(self, limit: int) -> list[QueueItem]:
         """Return the accepted free items in order. An item is returned again only after it has changed.
 
         Args:
             limit: Return an empty list if there are more items than this, or if one of them is invalid.
         """
-        positions, self._good = sorted(self._good), set()
+        positions, self._free_accepted = sorted(self._free_accepted), set()
         if len(positions) > limit:
             return []
-        items = [self._known[position].item for position in positions]
+        items = [self._watched[position].item for position in positions]
         return [] if None in items else items  # type: ignore[return-value]
 
     def _record_holder(self, holder: str, *, exists: bool) -> None:
-        (self._there.add if exists else self._there.discard)(holder)
+        """Record that a claim holder was created or has ended, and classify the items that it has claimed."""
+        (self._existing_holders.add if exists else self._existing_holders.discard)(holder)
         for position in self._claimed.get(holder, ()):
             self._classify(position)
 
     def _record_item(self, change: Change) -> None:
+        """Record that an item was written or deleted, and classify it."""
         position = split_item_key(change.key, self._items)
         if position is None:
             return
-        before = self._known.pop(position, None)
+        before = self._watched.pop(position, None)
         if before is not None and before.holder:
             self._claimed[before.holder].discard(position)
             if not self._claimed[before.holder]:
                 del self._claimed[before.holder]
         if change.entry is None:
-            self.ours.pop(position, None)
+            self.own_claims.pop(position, None)
         else:
-            seen = self._known[position] = self._decode_item(change.entry)
-            if seen.holder:
-                self._claimed.setdefault(seen.holder, set()).add(position)
+            watched = self._watched[position] = self._decode_item(change.entry)
+            if watched.holder:
+                self._claimed.setdefault(watched.holder, set()).add(position)
         self._classify(position)
 
     def _classify(self, position: tuple[str, str]) -> None:
@@ -398,11 +405,13 @@ class FreeItemWatcher:
         Args:
             position: Sort key and ID of the item.
         """
-        self._good.discard(position)
-        self._bad.discard(position)
-        seen = self._known.get(position)
-        if seen is not None and seen.holder not in self._there and self.ours.get(position, self) != seen.version:
-            (self._good if seen.is_wanted else self._bad).add(position)
+        self._free_accepted.discard(position)
+        self._free_refused.discard(position)
+        watched = self._watched.get(position)
+        if watched is None or watched.holder in self._existing_holders:
+            return
+        if self.own_claims.get(position, self) != watched.version:
+            (self._free_accepted if watched.is_wanted else self._free_refused).add(position)
 
     def _decode_item(self, entry: Entry) -> WatchedItem:
         """Decode an item. If its record is invalid, treat it as accepted, so that the next take dead-letters it."""
@@ -424,4 +433,5 @@ def _is_wanted(entry: Entry, accept: Accept) -> bool:
 
 
 def _is_blocking(ticket: Ticket) -> bool:
-    return ticket.body.get(_PASSES) is not True
+    """Return whether later clients must wait for the client of a ticket."""
+    return ticket.body.get(_MAY_OVERTAKE) is not True
