@@ -88,7 +88,7 @@ class UnconfirmedClaims:
     def list_for_session(self, session: Session) -> list[UnconfirmedClaim]:
         """Return the unconfirmed claims that are bound to a session."""
         with self._lock:
-            return [claim for claim in self._by_item.values() if claim.holder.session is session]
+            return [claim for claim in self._by_id.values() if claim.holder.session is session]
 
     async def resolve(self, claim: UnconfirmedClaim) -> Entry | None:
         """Find out whether a claim was committed. If it was not, make sure that it never will be.
