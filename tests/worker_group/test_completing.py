@@ -69,6 +69,33 @@ def test_a_barrier_that_opens_while_a_worker_completes_passes(
     faulty.close()
 
 
+def test_a_barrier_that_opens_between_a_refused_completion_and_the_next_passes(
+    connect, worker, in_thread, all_at_once, store, eventually
+):
+    """The next transaction has the arrivals of the refused one, and checks that no other barrier was opened."""
+    between = Between("commit", "record")
+    faulty = FaultyStore(connect(), between)
+    a, b, c, d = worker("a", workers=4), worker("b"), worker("c", store=faulty), worker("d")
+    all_at_once(lambda one: one.initialize(60.0), (a, b, c, d))
+    waiting = []
+
+    def open_barrier():
+        waiting.append(in_thread(lambda: a.barrier(timeout_s=None)))
+        assert eventually(lambda: arrivals_of(store, a))
+
+    def refuse():
+        d.complete()
+        between.fn = open_barrier
+
+    between.fn = refuse
+    c.complete()
+    assert waiting
+    assert b.barrier(timeout_s=60.0) == 0
+    assert waiting[0].outcome() == 0
+    c.close()
+    faulty.close()
+
+
 def test_a_barrier_does_not_wait_for_a_worker_that_completes_while_it_opens(
     team, in_thread, all_at_once, store, eventually, monkeypatch
 ):
