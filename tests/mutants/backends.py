@@ -9,7 +9,7 @@ DEFECTS = (
         "etcd",
         "a broken connection counts as a write that was never sent",
         "backends/etcd/errors.py",
-        "    if get_status_code(error) is _Code.UNAVAILABLE and any(words in said for words in _NEVER_SENT):\n",
+        "    if get_status_code(error) is _Code.UNAVAILABLE and any(words in message for words in _NEVER_SENT):\n",
         "    if code(error) is _Code.UNAVAILABLE:\n",
         id_of(
             "backends/etcd/errors",
@@ -198,7 +198,7 @@ DEFECTS = (
         "Embedded",
         "sessions of an earlier boot stay alive",
         "backends/embedded/backend.py",
-        "                *sessions.find_sessions_of_earlier_boots(conn, self._boot, now),\n",
+        "                *sessions.find_sessions_of_earlier_boots(conn, self._boot_id, now),\n",
         "",
         id_of("backends/embedded/sessions", "sessions_of_another_boot_are_expired", on="boot = 'another boot'"),
     ),
@@ -224,8 +224,8 @@ DEFECTS = (
         "Embedded",
         "a watch does not repeat a read that failed",
         "backends/embedded/watches.py",
-        "            self._look_again = True  # until it worked\n",
-        "            self._answered = asked\n",
+        "            self._must_read = True  # until it has succeeded\n",
+        "            self._handled_polls = requested\n",
         id_of("backends/embedded/watches", "watch_survives_a_time_without_database"),
     ),
     Defect(

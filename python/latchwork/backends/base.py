@@ -35,9 +35,9 @@ Names = list[str]
 
 #: The maximum size of a value, on every backend.
 MAX_VALUE_BYTES = 1_000_000
-#: ``Backend.create_ordered_key`` names so many older keys; of more it says that it does not know them.
+#: Maximum number of older keys that ``Backend.create_ordered_key`` returns. If there are more, it returns none.
 MAX_OLDER = 64
-#: Characters that ``Backend.create_ordered_key`` may append to a key.
+#: Maximum number of characters that ``Backend.create_ordered_key`` may append to a key.
 MAX_ORDER_SUFFIX = 12
 #: The methods of ``Backend`` that return futures. A put, a create and a delete of a store are commits.
 CALLS = (

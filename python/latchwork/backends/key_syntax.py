@@ -15,22 +15,21 @@ from latchwork.errors import QuotaExceeded
 
 _log = logging.getLogger(__name__)
 
-#: Characters of a segment, at most.
+#: Maximum number of characters of a segment.
 MAX_SEGMENT = 120
-#: Of a sequential key.
+#: Number of digits in the suffix of a sequential key.
 SUFFIX_DIGITS = 10
-#: Characters and segments of a key with its namespaces, without the root of the URL.
+#: Maximum number of characters and segments of a key with its namespaces, without the root of the URL.
 MAX_KEY_CHARS, MAX_KEY_SEGMENTS = 5_000, 64
-#: Of a namespace with those around it, and of the root of a URL.
+#: The same limits for a namespace including the ones around it, and for the root of a URL.
 MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS = 400, 12
-#: Of the name of a primitive, such as the lock of an item of a job. In the longest namespace it leaves 600 characters
-#: and 12 segments to what is put below it.
+#: The same limits for the name of a primitive, such as the lock of an item of a job. Even in the longest namespace,
+#: they leave 600 characters and 12 segments for the keys below the name.
 MAX_NAME_CHARS, MAX_NAME_SEGMENTS = 4_000, 40
 SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{{1,{MAX_SEGMENT}}}"
 _KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*\Z")
-#: So many invalid keys are remembered, and named; and so many in one warning.
-_REMEMBERED, _NAMED = 1_000, 5
-_SHOWN = 100
+#: Maximum number of invalid keys that are remembered, and that one warning names; and characters shown of each.
+_MAX_REMEMBERED, _MAX_NAMED, _SHOWN_CHARS = 1_000, 5, 100
 
 
 def append_number(key: str, number: int) -> str:
@@ -93,14 +92,14 @@ class InvalidKeys:
         if not found:
             return
         with self._lock:
-            room = _REMEMBERED - len(self._seen)
-            new = [one for one in dict.fromkeys(found) if one not in self._seen][:room]
+            left = _MAX_REMEMBERED - len(self._seen)
+            new = [key for key in dict.fromkeys(found) if key not in self._seen][:left]
             self._seen.update(new)
-            is_full = bool(new) and len(self._seen) == _REMEMBERED
+            is_full = bool(new) and len(self._seen) == _MAX_REMEMBERED
         if new:
-            named = ", ".join(ascii(one)[:_SHOWN] for one in new[:_NAMED])
-            more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
-            last = "; further ones are skipped without a word" if is_full else ""
+            named = ", ".join(ascii(key)[:_SHOWN_CHARS] for key in new[:_MAX_NAMED])
+            more = f" and {len(new) - _MAX_NAMED} more" if len(new) > _MAX_NAMED else ""
+            last = "; further ones are skipped without a warning" if is_full else ""
             _log.warning(
                 "%d names below %s are not valid keys (another program wrote them) and are skipped: %s%s%s",
                 len(new),

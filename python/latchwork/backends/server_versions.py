@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 
-#: Minor version to the first patch that has a cure; later minor versions have it, earlier ones do not.
+#: The first patch release with a fix, by minor version. Later minor versions have the fix, earlier ones do not.
 Patches = dict[tuple[int, int], int]
 
 _warned: set[tuple[str, ...]] = set()
-#: Of etcd.
+#: Fixes of etcd; see the functions that use them.
 _SURVIVES_CUT_READS: Patches = {(3, 4): 23, (3, 5): 7}
 _PROGRESS_IS_PROOF: Patches = {(3, 4): 25, (3, 5): 8}
 _ETCD_KEEPS_DATA: Patches = {(3, 4): 21, (3, 5): 5}
-#: Of ZooKeeper: members that follow a new leader have what they confirm on disk.
+#: Fix of ZooKeeper: members that follow a new leader have all confirmed writes on disk.
 _ZOOKEEPER_KEEPS_DATA: Patches = {(3, 8): 4, (3, 9): 2}
-#: Hands on a log with a hole in it, by another fault.
-_LOSES_ALL_THE_SAME = ("3.9.3",)
+#: Versions with the fix that lose data by another defect: they send a log with a gap to other members.
+_OTHER_DATA_LOSS = ("3.9.3",)
 _VERSION, _MODE = "Zookeeper version: ", "Mode: "
 
 
@@ -92,4 +92,4 @@ def zookeeper_may_lose_data(version: str) -> bool:
     Returns:
         False if the version is unknown.
     """
-    return version[:1].isdigit() and (version in _LOSES_ALL_THE_SAME or not has_fix(version, _ZOOKEEPER_KEEPS_DATA))
+    return version[:1].isdigit() and (version in _OTHER_DATA_LOSS or not has_fix(version, _ZOOKEEPER_KEEPS_DATA))

@@ -10,7 +10,7 @@ import pytest
 
 import latchwork
 from latchwork.backends.embedded.connection import Database
-from latchwork.backends.embedded.sessions import LEAST_TTL_S
+from latchwork.backends.embedded.sessions import MIN_TTL_S
 from latchwork.errors import Closed, Conflict, SessionLost, Unavailable
 from latchwork.types import Absent, Create, Put, SessionAlive
 
@@ -30,7 +30,7 @@ def without_sweeps(store):
 
 
 def test_ttl_below_the_least_is_raised(store):
-    assert open_session(store, 0.001).ttl_s == LEAST_TTL_S
+    assert open_session(store, 0.001).ttl_s == MIN_TTL_S
     assert open_session(store, 3).ttl_s == 3.0
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from latchwork.backends.etcd.layout import EtcdKeys
-from latchwork.backends.etcd.reads import _AT_ONCE, _MOST, MergedReads
+from latchwork.backends.etcd.reads import _MAX_BATCH, _MAX_REQUESTS, MergedReads
 from latchwork.backends.etcd.writing.compiler import TxnCompiler
 from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.errors import Closed, PermissionDenied, Unavailable
@@ -78,22 +78,22 @@ def reads(link):
 @pytest.fixture
 def gathered(link, reads):
     """Three reads that wait behind as many as go out at once; those are answered when the test wants."""
-    for n in range(_AT_ONCE):
+    for n in range(_MAX_REQUESTS):
         reads.get(f"first{n}")
     return [reads.get(name) for name in ("a", "b", "c")]
 
 
 def test_few_reads_go_out_one_by_one_at_once(link, reads):
-    futures = [reads.get(f"k{n}") for n in range(_AT_ONCE)]
-    assert [request.keys for request in link.sent] == [[f"k{n}"] for n in range(_AT_ONCE)]
+    futures = [reads.get(f"k{n}") for n in range(_MAX_REQUESTS)]
+    assert [request.keys for request in link.sent] == [[f"k{n}"] for n in range(_MAX_REQUESTS)]
     link.sent[3].answer()
     assert futures[3].result(0).value == b"k3"
 
 
 def test_reads_that_gather_go_out_together_when_one_before_them_has_ended(link, gathered):
-    assert len(link.sent) == _AT_ONCE
+    assert len(link.sent) == _MAX_REQUESTS
     link.sent[5].answer()
-    (together,) = link.sent[_AT_ONCE:]
+    (together,) = link.sent[_MAX_REQUESTS:]
     assert (together.method, together.keys, together.stale) == ("Txn", ["a", "b", "c"], {False})
     assert not any(future.done() for future in gathered)
     together.answer()
@@ -107,9 +107,9 @@ def test_reads_that_gather_go_out_also_when_one_before_them_has_failed(link, gat
 
 
 def test_as_many_as_fit_wait_for_nobody(link, gathered, reads):
-    for n in range(_MOST - len(gathered)):
+    for n in range(_MAX_BATCH - len(gathered)):
         reads.get(f"k{n}")
-    assert [len(request.keys) for request in link.sent[_AT_ONCE:]] == [_MOST]
+    assert [len(request.keys) for request in link.sent[_MAX_REQUESTS:]] == [_MAX_BATCH]
 
 
 def test_reads_go_out_one_by_one_again_when_all_is_answered(link, gathered, reads):
@@ -148,7 +148,7 @@ def test_unanswered_together_each_is_told_with_its_own_key(link, gathered):
     errors = [future.exception(0) for future in gathered]
     assert [type(error) for error in errors] == [Unavailable] * 3
     assert [repr(key) in str(error) for key, error in zip("abc", errors, strict=True)] == [True] * 3
-    assert len(link.sent) == _AT_ONCE + 1
+    assert len(link.sent) == _MAX_REQUESTS + 1
 
 
 def test_closing_ends_what_has_gathered(link, gathered):
@@ -159,10 +159,10 @@ def test_closing_ends_what_has_gathered(link, gathered):
 
 def test_stale_reads_are_merged_apart(link):
     stale = MergedReads(link, CODEC, stale_ok=True)
-    for n in range(_AT_ONCE + 2):
+    for n in range(_MAX_REQUESTS + 2):
         stale.get(f"k{n}")
     link.sent[0].answer()
-    assert [request.stale for request in link.sent] == [{True}] * (_AT_ONCE + 1)
+    assert [request.stale for request in link.sent] == [{True}] * (_MAX_REQUESTS + 1)
 
 
 def calls_of(backend):
@@ -196,8 +196,8 @@ def test_five_hundred_reads_in_flight_are_a_few_requests(etcd34, proxied, root, 
     futures = [backend.get(name, stale_ok=False) for name in names * 5]
     proxy.release()
     assert [future.result(5).value.decode() for future in futures] == names * 5
-    assert sent.count("Range") == _AT_ONCE
-    assert sent.count("Txn") == -(-(len(futures) - _AT_ONCE) // _MOST)
+    assert sent.count("Range") == _MAX_REQUESTS
+    assert sent.count("Txn") == -(-(len(futures) - _MAX_REQUESTS) // _MAX_BATCH)
 
 
 def test_old_server_gets_every_read_alone(backend):

@@ -134,7 +134,7 @@ def test_a_state_is_reported_as_current_after_the_changes_before_it(other, far, 
     other.commit([], [Put("in/a", b"1"), Put("in/b", b"1")]).result(WAIT_S)
     delayed.hold("answers")
     notify("in/a")
-    far._hub._confirmed(1.0, True)
+    far._hub._on_confirmation(1.0, True)
     notify("in/b")
     delayed.release()
     assert changes(told.get(timeout=WAIT_S)) == {"in/a": b"1"}

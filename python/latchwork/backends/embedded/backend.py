@@ -41,8 +41,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _TREE_BATCH = 500  # keys deleted in one transaction: others get their turn in between
-_SWEEP_PATIENCE_S = 0.0
-_LAST_PATIENCE_S = 1.0
+_SWEEP_TIMEOUT_S = 0.0
+_CLOSE_TIMEOUT_S = 1.0
 #: One of them writes at a time; a few more read.
 _THREADS = 4
 _lock = mutex()
@@ -56,12 +56,12 @@ class EmbeddedBackend(Backend):
         self._root = url.root
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
-        self._boot = sessions.read_boot_id()
-        self._ahead_s = 0.0 if url.scheme == "memory" else sessions.clock_offset_s()
+        self._boot_id = sessions.read_boot_id()
+        self._clock_offset_s = 0.0 if url.scheme == "memory" else sessions.clock_offset_s()
         self._lock = mutex()
         self._invalid_keys = InvalidKeys(self._root)
         self._sessions: dict[str, EmbeddedSession] = {}
-        self._ended: set[str] = set()  # closed here: refused even while their rows are still there
+        self._closed_sessions: set[str] = set()  # closed here: refused even while their rows are still there
         self._closed = False
         self._memory = open_shared_database(url.path or "") if url.scheme == "memory" else None
         self._db = self._memory.database if self._memory else FileDatabase(url)
@@ -104,9 +104,9 @@ class EmbeddedBackend(Backend):
         """Return a variant of this backend whose calls end within ``limit_s`` seconds, including the wait for other
         writers.
         """
-        face = copy.copy(self)
-        face._call_timeout_s = min(limit_s, self._call_timeout_s)  # noqa: SLF001 - a copy of our own
-        return face
+        variant = copy.copy(self)
+        variant._call_timeout_s = min(limit_s, self._call_timeout_s)  # noqa: SLF001 - a copy of our own
+        return variant
 
     # Reads: never stale here, so ``stale_ok`` changes nothing.
 
@@ -201,7 +201,7 @@ class EmbeddedBackend(Backend):
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """Open a session, which also ends when the machine is restarted. The minimum TTL is 0.25 s."""
-        return attempt(lambda: self._open_session(max(float(ttl_s), sessions.LEAST_TTL_S), on_gone))
+        return attempt(lambda: self._open_session(max(float(ttl_s), sessions.MIN_TTL_S), on_gone))
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
         """Extend a session by its TTL from now. Called by ``EmbeddedSession.renew``."""
@@ -225,16 +225,16 @@ class EmbeddedBackend(Backend):
         return attempt(lambda: _or_raise(self._write(work)))
 
     def _renew(self, conn: sqlite3.Connection, session: EmbeddedSession) -> None:
-        alive = session.id not in self._ended
-        if not alive or not sessions.renew_session(conn, self._root, session.id, self._boot, self._machine_time()):
+        alive = session.id not in self._closed_sessions
+        if not alive or not sessions.renew_session(conn, self._root, session.id, self._boot_id, self._machine_time()):
             raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
         """End a session and delete its keys. Called by ``EmbeddedSession.close``."""
         with self._lock:
-            known = self._sessions.pop(session.id, None) is not None or session.id in self._ended
+            known = self._sessions.pop(session.id, None) is not None or session.id in self._closed_sessions
             if known:
-                self._ended.add(session.id)
+                self._closed_sessions.add(session.id)
         if self._closed or not known:
             return completed(None)
         return attempt(lambda: self._end_in_database(session.id))
@@ -268,16 +268,18 @@ class EmbeddedBackend(Backend):
             if self._closed:
                 return
             self._closed = True
-            self._ended.update(self._sessions)
+            self._closed_sessions.update(self._sessions)
         self._threaded.end()
         self._poller.close()
         if self._memory is not None:
             self._memory.remove_poller(self._poller)
         try:
-            self._remove_ended_sessions(min(_LAST_PATIENCE_S, self._call_timeout_s))
+            self._remove_ended_sessions(min(_CLOSE_TIMEOUT_S, self._call_timeout_s))
         except LatchworkError as error:
             _log.warning(
-                "sessions %s end at their deadlines only: %s", ", ".join(sorted(self._ended)) or "of others", error
+                "sessions %s end at their deadlines only: %s",
+                ", ".join(sorted(self._closed_sessions)) or "of others",
+                error,
             )
         finally:
             self._release()
@@ -304,7 +306,7 @@ class EmbeddedBackend(Backend):
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
             deadline = sessions.find_next_deadline(conn)
-            local = None if deadline is None else deadline + self._ahead_s
+            local = None if deadline is None else deadline + self._clock_offset_s
             return WatchEvents(reads.read_newest_token(conn), local, events), gone
 
         view, gone = self._db.read(work, self._call_timeout_s)
@@ -317,7 +319,7 @@ class EmbeddedBackend(Backend):
         process.
         """
         try:
-            self._remove_ended_sessions(_SWEEP_PATIENCE_S)
+            self._remove_ended_sessions(_SWEEP_TIMEOUT_S)
         except Unavailable:
             return False
         return True
@@ -326,7 +328,7 @@ class EmbeddedBackend(Backend):
 
     def _machine_time(self) -> float:
         """Return the current time of the clock for session deadlines, which all processes of this machine share."""
-        return self._clock.now() - self._ahead_s
+        return self._clock.now() - self._clock_offset_s
 
     def _release(self) -> None:
         if self._memory is not None:
@@ -378,7 +380,8 @@ class EmbeddedBackend(Backend):
         """Return a function that checks whether a session is active. Call it only inside a transaction."""
         now = self._machine_time()
         return lambda session_id: (
-            session_id not in self._ended and sessions.is_session_alive(conn, self._root, session_id, self._boot, now)
+            session_id not in self._closed_sessions
+            and sessions.is_session_alive(conn, self._root, session_id, self._boot_id, now)
         )
 
     def _remove_expired_and_make_check(self, conn: sqlite3.Connection) -> writes.IsAlive:
@@ -391,7 +394,7 @@ class EmbeddedBackend(Backend):
         opened_at = self._clock.now()
 
         def work(conn: sqlite3.Connection) -> tuple[str, int]:
-            return sessions.open_session(conn, self._root, self._boot, ttl_s, self._machine_time())
+            return sessions.open_session(conn, self._root, self._boot_id, ttl_s, self._machine_time())
 
         session_id, token = self._write(work)
         session = EmbeddedSession(self, session_id, ttl_s=ttl_s, opened_at=opened_at, token=token, on_gone=on_gone)
@@ -406,13 +409,13 @@ class EmbeddedBackend(Backend):
     def _end_in_database(self, session_id: str) -> None:
         try:
             self._write(
-                lambda conn: sessions.end_session(conn, session_id), min(_LAST_PATIENCE_S, self._call_timeout_s)
+                lambda conn: sessions.end_session(conn, session_id), min(_CLOSE_TIMEOUT_S, self._call_timeout_s)
             )
         except LatchworkError:
             self._poller.remove_ended_sessions_soon()
             raise
         with self._lock:
-            self._ended.discard(session_id)
+            self._closed_sessions.discard(session_id)
 
     def _remove_ended_sessions(self, limit_s: float) -> None:
         """Remove sessions that have expired, were closed, or were opened before the last restart of the machine.
@@ -421,14 +424,14 @@ class EmbeddedBackend(Backend):
             limit_s: Seconds to wait for the lock of the database.
         """
         with self._lock:
-            ended = set(self._ended)
+            ended = set(self._closed_sessions)
 
         def work(conn: sqlite3.Connection) -> bool:
             now = self._machine_time()
             dead = {
                 *ended,
                 *sessions.find_expired_sessions(conn, now),
-                *sessions.find_sessions_of_earlier_boots(conn, self._boot, now),
+                *sessions.find_sessions_of_earlier_boots(conn, self._boot_id, now),
             }
             for session_id in sorted(dead):
                 sessions.end_session(conn, session_id)
@@ -436,7 +439,7 @@ class EmbeddedBackend(Backend):
 
         is_changed = self._db.write(work, limit_s)
         with self._lock:
-            self._ended -= ended
+            self._closed_sessions -= ended
         if is_changed:
             self._notify()
 

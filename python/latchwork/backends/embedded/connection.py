@@ -97,10 +97,10 @@ class Database:
         try:
             result = self._writer.use(commit, deadline, is_urgent=is_urgent)
         except sqlite3.Error as error:
-            ours = translate_error(error, self.location)
-            if isinstance(ours, StoreFull):
-                self._space.record_refusal(ours)
-            raise ours from error
+            converted = translate_error(error, self.location)
+            if isinstance(converted, StoreFull):
+                self._space.record_refusal(converted)
+            raise converted from error
         self._space.record_write()
         return result
 

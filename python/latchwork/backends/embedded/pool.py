@@ -35,13 +35,13 @@ class ConnectionPool:
     def __init__(self, opener: Opener, limit: int, location: str) -> None:
         self._opener = opener
         self._limit = limit
-        self._where = location
+        self._location = location
         self._lock = mutex()
         self._closed = False
         self._open: list[sqlite3.Connection] = []
         self._queue: dict[_ConnectionRequest, None] = {}
         self._lent: dict[_ConnectionRequest, sqlite3.Connection | None] = {}  # None: to be opened
-        self._rests: Signal | None = None  # while a fork is near: set once nothing is in use
+        self._all_returned: Signal | None = None  # while a fork is near: set once nothing is in use
         _pools.add(self)
 
     def use(self, work: Callable[[sqlite3.Connection], T], deadline: float, *, is_urgent: bool = False) -> T:
@@ -82,7 +82,7 @@ class ConnectionPool:
         with self._lock:
             if request not in self._lent:
                 self._refuse_closed(" while this call waited")
-                raise Unavailable(f"{self._where} was in use by other threads for the whole timeout; try again")
+                raise Unavailable(f"{self._location} was in use by other threads for the whole timeout; try again")
             conn = self._lent[request]
         return conn or self._connect(request, deadline)
 
@@ -94,8 +94,8 @@ class ConnectionPool:
         with self._lock:
             self._queue.pop(request, None)
             self._lent.pop(request, None)
-            if self._rests is not None and not self._lent:
-                self._rests.set()
+            if self._all_returned is not None and not self._lent:
+                self._all_returned.set()
             self._assign_connections()
 
     def close(self) -> None:
@@ -113,15 +113,15 @@ class ConnectionPool:
         Called before a fork.
         """
         with self._lock:
-            rests = self._rests = Signal()
+            all_returned = self._all_returned = Signal()
             if not self._lent:
-                rests.set()
-        SYSTEM_CLOCK.wait(rests, max(0.0, deadline - SYSTEM_CLOCK.now()))
+                all_returned.set()
+        SYSTEM_CLOCK.wait(all_returned, max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def resume_after_fork(self) -> None:
         """Lend connections again. Called in the parent process after a fork."""
         with self._lock:
-            self._rests = None
+            self._all_returned = None
             self._assign_connections()
 
     def abandon(self) -> list[sqlite3.Connection]:
@@ -129,10 +129,10 @@ class ConnectionPool:
         them.
         """
         self._lock = mutex()
-        self._rests = None
+        self._all_returned = None
         self._closed = True
-        mine, self._open = self._open, []
-        return mine
+        inherited, self._open = self._open, []
+        return inherited
 
     def _idle(self) -> list[sqlite3.Connection]:
         used = list(self._lent.values())
@@ -140,7 +140,7 @@ class ConnectionPool:
 
     def _assign_connections(self) -> None:
         """Assign available connections to waiting threads. The caller holds the mutex."""
-        while self._queue and not self._closed and self._rests is None:
+        while self._queue and not self._closed and self._all_returned is None:
             request = next(iter(self._queue))
             if request not in self._lent:
                 idle = self._idle()
@@ -158,7 +158,7 @@ class ConnectionPool:
 
     def _refuse_closed(self, when: str) -> None:
         if self._closed:
-            raise Closed(f"{self._where} was closed{when}; connect again")
+            raise Closed(f"{self._location} was closed{when}; connect again")
 
     def _connect(self, request: _ConnectionRequest, deadline: float) -> sqlite3.Connection:
         conn = self._opener(deadline)
@@ -185,16 +185,16 @@ def fails_to_roll_back(conn: sqlite3.Connection) -> bool:
 
 
 _pools: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
-_of_the_parent: list[sqlite3.Connection] = []
-_forks = threading.Lock()
+_inherited_connections: list[sqlite3.Connection] = []
+_fork_lock = threading.Lock()
 #: Seconds that a fork waits at most for calls of other threads, which may wait for another process.
-_REST_S = 0.5
+_FORK_WAIT_S = 0.5
 
 
 def _pause_all_pools() -> None:
     """Pause all pools before a fork. The child process would otherwise inherit locked mutexes of SQLite."""
-    _forks.acquire()
-    deadline = SYSTEM_CLOCK.now() + _REST_S
+    _fork_lock.acquire()
+    deadline = SYSTEM_CLOCK.now() + _FORK_WAIT_S
     for pool in list(_pools):
         pool.pause_for_fork(deadline)
 
@@ -202,14 +202,14 @@ def _pause_all_pools() -> None:
 def _resume_all_pools() -> None:
     for pool in list(_pools):
         pool.resume_after_fork()
-    _forks.release()
+    _fork_lock.release()
 
 
 def _forget_parents_connections() -> None:
-    global _forks  # noqa: PLW0603 - that of the parent is held
-    _forks = threading.Lock()
+    global _fork_lock  # noqa: PLW0603 - that of the parent is held
+    _fork_lock = threading.Lock()
     for pool in list(_pools):
-        _of_the_parent.extend(pool.abandon())
+        _inherited_connections.extend(pool.abandon())
     _pools.clear()
 
 

@@ -79,7 +79,7 @@ def list_older_keys(
 def read_entry(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
     """Read the entry of a key. Return None if it does not exist."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key = ?", (root, key)).fetchone()  # noqa: S608
-    return _entry(row) if row else None
+    return _decode_row(row) if row else None
 
 
 def read_entries(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
@@ -89,7 +89,7 @@ def read_entries(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> di
     while batch := list(islice(rest, _BATCH)):
         marks = ",".join("?" * len(batch))
         rows = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key IN ({marks})", (root, *batch))  # noqa: S608
-        found.update((row[0], _entry(row)) for row in rows)
+        found.update((row[0], _decode_row(row)) for row in rows)
     return found
 
 
@@ -104,8 +104,10 @@ def list_entries_below(
     start_after: str | None,
 ) -> list[Entry]:
     """Read the entries directly below a prefix, or its whole subtree with ``recursive``, sorted by key."""
-    walk = _subtree(conn, root, prefix, start_after) if recursive else _scan_children(conn, root, prefix, start_after)
-    return list(islice(_known(walk, invalid_keys), limit))
+    walk = (
+        _scan_subtree(conn, root, prefix, start_after) if recursive else _scan_children(conn, root, prefix, start_after)
+    )
+    return list(islice(_skip_invalid_keys(walk, invalid_keys), limit))
 
 
 def list_entries_at_and_below(
@@ -113,7 +115,7 @@ def list_entries_at_and_below(
 ) -> list[Entry]:
     """Read the entry at a prefix, if it exists, and its whole subtree."""
     own = read_entry(conn, root, prefix) if prefix else None
-    return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), invalid_keys))
+    return ([own] if own else []) + list(_skip_invalid_keys(_scan_subtree(conn, root, prefix, None), invalid_keys))
 
 
 def list_child_names(conn: sqlite3.Connection, root: str, prefix: str, invalid_keys: InvalidKeys) -> list[str]:
@@ -173,7 +175,7 @@ def read_changes_since(
     return [Change(key, present.get(key)) for key in sorted(order, key=lambda key: order[key])]
 
 
-def _known(entries: Iterable[Entry], invalid_keys: InvalidKeys) -> Iterator[Entry]:
+def _skip_invalid_keys(entries: Iterable[Entry], invalid_keys: InvalidKeys) -> Iterator[Entry]:
     for entry in entries:
         if is_key(entry.key):
             yield entry
@@ -205,14 +207,14 @@ def _yield_children(
         slash = row[0].find("/", skip)
         if slash >= 0 and row[0].isascii():
             return row[0][:slash] + "0"
-        yield _entry(row)
+        yield _decode_row(row)
     return None
 
 
-def _subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
+def _scan_subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
     for low, high in _ranges_of_subtree(prefix, start_after):
         for row in conn.execute(_SUBTREE, (root, low, high)):
-            yield _entry(row)
+            yield _decode_row(row)
 
 
 def _ranges_of_subtree(prefix: str, start_after: str | None) -> list[tuple[str, str]]:
@@ -224,6 +226,6 @@ def _ranges_of_subtree(prefix: str, start_after: str | None) -> list[tuple[str, 
     return [(max(low, first), high) for low, high in ranges if first < high]
 
 
-def _entry(row: tuple[str, bytes, int, int, str | None]) -> Entry:
+def _decode_row(row: tuple[str, bytes, int, int, str | None]) -> Entry:
     key, value, token, created, owner = row
     return Entry(key, value, VersionKey(token), token, created, owner)

@@ -20,8 +20,8 @@ from latchwork.backends.embedded import SPEC, writes
 from latchwork.errors import ConnectFailed
 from latchwork.types import Committed, Op, SimpleCheck
 
-#: Shorter sessions would end when a busy machine delays their owner a little.
-LEAST_TTL_S = SPEC.capabilities.min_ttl_s
+#: Minimum TTL of a session: a shorter one would end when a busy machine delays its owner a little.
+MIN_TTL_S = SPEC.capabilities.min_ttl_s
 _RENEWALS_PER_TTL = 3
 _SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
 
@@ -85,9 +85,9 @@ class EmbeddedSession:
 
     def notify_gone(self) -> None:
         """Call the ``on_gone`` callback once, because the session has ended."""
-        told, self._on_gone = self._on_gone, None
-        if told is not None:
-            told()
+        callback, self._on_gone = self._on_gone, None
+        if callback is not None:
+            callback()
 
 
 def read_boot_id() -> str:

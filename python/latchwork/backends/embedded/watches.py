@@ -83,7 +83,7 @@ class EmbeddedWatch(DeliveringWatch):
     def __init__(self, prefix: str, callback: WatchCallback, drop: Callable[[EmbeddedWatch], None]) -> None:
         super().__init__(prefix, callback, drop)
         self.is_new = True
-        self.told_at = 0.0
+        self.last_event_at = 0.0
 
 
 class Poller:
@@ -106,11 +106,11 @@ class Poller:
         self._closing = False
         self._since = 0
         self._deadline: float | None = None
-        self._asked = 1  # for a look; counted, for the wake alone could be cleared just before it is waited for
-        self._answered = 0
-        self._look_again = False
-        self._sweep_again = False
-        self._looked_at = 0.0
+        self._requested_polls = 1  # counted, because the signal alone could be cleared just before the wait
+        self._handled_polls = 0
+        self._must_read = False
+        self._must_sweep = False
+        self._read_at = 0.0
         self._busy_until = 0.0
         self._trouble = TroubleLog(_log)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-poll-{name}", daemon=True)
@@ -143,12 +143,12 @@ class Poller:
     def poll_soon(self) -> None:
         """Make the thread look at once for changes, new watches and earlier session deadlines."""
         with self._lock:
-            self._asked += 1
+            self._requested_polls += 1
         self._wake.set()
 
     def remove_ended_sessions_soon(self) -> None:
         """Make the thread remove ended sessions at once. It retries until it succeeds."""
-        self._sweep_again = True
+        self._must_sweep = True
         self._wake.set()
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Poller:
     def _run(self) -> None:
         while True:
             self._wake.clear()  # before looking: what wakes the thread from here on is looked at next time
-            if self._closing:  # asked after clearing, or the wake of close() could be the one that is cleared
+            if self._closing:  # checked after clearing, or the signal of close() could be the one that is cleared
                 self._close_signal()
                 return
             try:
@@ -188,38 +188,43 @@ class Poller:
             self._wait()
 
     def _poll(self) -> None:
-        asked = self._asked
+        requested = self._requested_polls
         as_of = self._clock.now()
         changed = self._source.has_new_commits()
-        if changed or asked != self._answered or self._look_again or self._is_due():
-            self._look_again = True  # until it worked
-            if asked != self._answered:
+        if changed or requested != self._handled_polls or self._must_read or self._is_due():
+            self._must_read = True  # until it has succeeded
+            if requested != self._handled_polls:
                 self._busy_until = as_of + _BUSY_FOR_S
-            self._look(as_of)
-            self._look_again = False
-            self._answered = asked
+            self._read_and_deliver(as_of)
+            self._must_read = False
+            self._handled_polls = requested
         else:
             self._send_heartbeats(as_of)
-        if self._sweep_again or self._is_due():
-            self._sweep_again = not self._source.remove_ended_sessions()
-            self._look_again = True
-        if not self._sweep_again:  # it is True while other processes lock the database: this says nothing about writes
+        if self._must_sweep or self._is_due():
+            self._must_sweep = not self._source.remove_ended_sessions()
+            self._must_read = True
+        if not self._must_sweep:  # it is True while other processes lock the database: this says nothing about writes
             self._trouble.record_success("watches are up to date again")
 
     def _is_due(self) -> bool:
         return self._deadline is not None and self._deadline <= self._clock.now()
 
-    def _look(self, as_of: float) -> None:
+    def _read_and_deliver(self, as_of: float) -> None:
+        """Read the next event of each watch, and deliver it.
+
+        Args:
+            as_of: Local clock time at which the poll began.
+        """
         with self._lock:
             watches = list(self._watches)
         view = self._source.read_events(watches, self._since, as_of)
-        self._looked_at = as_of
+        self._read_at = as_of
         self._since, self._deadline = view.token, view.next_deadline
         for watch, event in zip(watches, view.events, strict=True):
             watch.is_new = False
             if event is not None:
                 self._busy_until = as_of + _BUSY_FOR_S
-                watch.told_at = as_of
+                watch.last_event_at = as_of
                 watch.deliver(event)
         self._send_heartbeats(as_of)
 
@@ -230,8 +235,8 @@ class Poller:
             as_of: Local clock time at which the state was known to be up to date.
         """
         for watch in self._with_heartbeats.copy():
-            if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
-                watch.told_at = as_of
+            if not watch.is_new and as_of - watch.last_event_at >= _CURRENT_EVERY_S:
+                watch.last_event_at = as_of
                 watch.deliver(Current(as_of))
 
     def _report(self, error: Exception) -> None:
@@ -241,7 +246,7 @@ class Poller:
     def _wait(self) -> None:
         now = self._clock.now()
         pause_s = self._pause_s(now)
-        if self._deadline is not None and not self._sweep_again and not self._trouble.is_failing:
+        if self._deadline is not None and not self._must_sweep and not self._trouble.is_failing:
             left_s = max(0.0, self._deadline - now)
             pause_s = left_s if pause_s is None else min(pause_s, left_s)
         if isinstance(self._wake, FileSignal):
@@ -264,14 +269,14 @@ class Poller:
         if not self._watches or self._trouble.is_failing:
             wake.wait(pause_s, for_commits=False)
             return
-        gap_s = 0.0 if now < self._busy_until else max(0.0, min(self._looked_at + _GAP_S - now, pause_s))
+        gap_s = 0.0 if now < self._busy_until else max(0.0, min(self._read_at + _GAP_S - now, pause_s))
         if gap_s == 0.0 or not wake.wait(gap_s, for_commits=False):
             wake.wait(pause_s - gap_s, for_commits=True)
 
     def _pause_s(self, now: float) -> float | None:
-        if self._sweep_again or self._trouble.is_failing:
+        if self._must_sweep or self._trouble.is_failing:
             return POLL_S
-        if self._look_again:
+        if self._must_read:
             return 0.0
         if not self._source.polled:
             return _CURRENT_EVERY_S if self._with_heartbeats else None

@@ -210,7 +210,7 @@ def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry])
     """
     new = {entry.key.rpartition("/")[0]: entry.key for entry in written if entry.created == entry.token}
     for key in new.values():  # one for each parent
-        bound = _bound_ancestor(conn, root, key)
+        bound = _find_session_bound_ancestor(conn, root, key)
         if bound is not None:
             raise InvalidKey(f"{key!r} lies below {bound!r}, which is bound to a session; use another key")
     for entry in written:
@@ -218,7 +218,7 @@ def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry])
             raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session; use another key")
 
 
-def _bound_ancestor(conn: sqlite3.Connection, root: str, key: str) -> str | None:
+def _find_session_bound_ancestor(conn: sqlite3.Connection, root: str, key: str) -> str | None:
     parts = key.split("/")
     if len(parts) == 1:
         return None

@@ -65,10 +65,10 @@ class EtcdBackend(Backend):
     @property
     def for_blocking_calls(self) -> EtcdBackend:
         """A variant of this backend that makes its calls in the caller's thread and blocks until they end."""
-        face = copy.copy(self)
-        face._in_caller_thread = True  # noqa: SLF001 - a copy of our own
-        face._reader = EtcdReader(self._connection, self._keys, self._compiler.codec, in_caller_thread=True)  # noqa: SLF001
-        return face
+        variant = copy.copy(self)
+        variant._in_caller_thread = True  # noqa: SLF001 - a copy of our own
+        variant._reader = EtcdReader(self._connection, self._keys, self._compiler.codec, in_caller_thread=True)  # noqa: SLF001
+        return variant
 
     @classmethod
     def connect(cls, url: StoreURL, clock: Clock, client: Any = None) -> EtcdBackend:

@@ -340,14 +340,14 @@ class EtcdConnection:
             deadline: Local clock time.
             description: A description of the call for messages.
         """
-        ours: Future[T] = LightFuture()
+        limited: Future[T] = LightFuture()
 
         def give_up() -> None:
-            reject(ours, Unavailable(f"etcd did not {description} in time; try again"))
+            reject(limited, Unavailable(f"etcd did not {description} in time; try again"))
 
-        chain(shared, ours)
+        chain(shared, limited)
         self.timer.call_later(max(deadline - self.clock.now(), 0.0), give_up)
-        return ours
+        return limited
 
     @property
     def hosts(self) -> str:

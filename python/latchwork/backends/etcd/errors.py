@@ -31,7 +31,7 @@ _CONNECT_PHASES = (
     ("andshake", "the TLS handshake"),
     ("SETTINGS", "the first answer"),
 )
-#: gRPC's words for an answer that is larger than the channel takes: ours takes any, a user's client 4 MiB.
+#: gRPC's words for an answer that is larger than the channel takes: converted takes any, a user's client 4 MiB.
 OVERSIZED_ANSWER = "Received message larger than max"
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "invalid auth management")
 #: A member that is up but cannot serve: another member may.
@@ -76,12 +76,12 @@ def classify_outcome(error: grpc.RpcError) -> CallOutcome:
     """Return whether a failed call was refused, was never sent, or has an unknown outcome, judging by its gRPC
     error.
     """
-    said = get_message(error)
-    if any(words in said for words in _STALE_TOKEN):
+    message = get_message(error)
+    if any(words in message for words in _STALE_TOKEN):
         return CallOutcome.STALE_TOKEN
     if get_status_code(error) in _DEFINITE:
         return CallOutcome.REFUSED
-    if get_status_code(error) is _Code.UNAVAILABLE and any(words in said for words in _NEVER_SENT):
+    if get_status_code(error) is _Code.UNAVAILABLE and any(words in message for words in _NEVER_SENT):
         return CallOutcome.NEVER_SENT
     return CallOutcome.UNKNOWN
 
@@ -120,47 +120,52 @@ def translate_error(error: grpc.RpcError, description: str) -> LatchworkError:
         error: The gRPC error, which becomes the cause.
         description: A description of the call with its key, such as "read 'a/b'".
     """
-    said = get_message(error)
-    known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(get_status_code(error))
+    message = get_message(error)
+    known = next((known for words, known in _BY_WORDS if words in message), None) or _BY_CODE.get(
+        get_status_code(error)
+    )
     if known is None:
-        return with_cause(Unavailable(f"etcd could not {description} in time ({said}); try again"), error)
-    make, message = known
-    return with_cause(make(message.format(description)), error)
+        return with_cause(Unavailable(f"etcd could not {description} in time ({message}); try again"), error)
+    error_class, template = known
+    return with_cause(error_class(template.format(description)), error)
 
 
-def with_cause(ours: LatchworkError, error: BaseException) -> LatchworkError:
+def with_cause(converted: LatchworkError, error: BaseException) -> LatchworkError:
     """Set the cause of one of latchwork's errors, and return it."""
-    ours.__cause__ = error
-    return ours
+    converted.__cause__ = error
+    return converted
 
 
-_Known = tuple[type[LatchworkError], str]
-_DENIED: _Known = (
+_ErrorTemplate = tuple[type[LatchworkError], str]
+_DENIED: _ErrorTemplate = (
     PermissionDenied,
     "the account may not {}; grant it read and write on the prefix of the store's root",
 )
-_UNAUTHENTICATED: _Known = (
+_UNAUTHENTICATED: _ErrorTemplate = (
     AuthenticationFailed,
     "etcd refused the account when asked to {}; check the user and the password in the connection URL",
 )
-_NAMELESS: _Known = (
+_NAMELESS: _ErrorTemplate = (
     AuthenticationFailed,
     "etcd wants a user when asked to {}; put user:password@ before the host in the connection URL",
 )
-_FULL: _Known = (
+_FULL: _ErrorTemplate = (
     StoreFull,
     "etcd is out of space and could not {}; compact and defragment it, disarm its alarm, or raise its quota",
 )
-_BUSY: _Known = (Unavailable, "etcd has too many requests to {}; try again later")
-_OVERSIZED: _Known = (TransactionTooLarge, "the request to {} exceeds what this etcd server takes; write less at once")
-_OVERSIZED_ANSWER: _Known = (
+_BUSY: _ErrorTemplate = (Unavailable, "etcd has too many requests to {}; try again later")
+_OVERSIZED: _ErrorTemplate = (
+    TransactionTooLarge,
+    "the request to {} exceeds what this etcd server takes; write less at once",
+)
+_OVERSIZED_ANSWER: _ErrorTemplate = (
     TransactionTooLarge,
     (
         "the answer to the request to {} is larger than the channel of the etcd3 client takes; make the client with "
         "grpc_options=[('grpc.max_receive_message_length', -1)]"
     ),
 )
-_LEASE_GONE: _Known = (SessionLost, "could not {}: its session ended on the server; open a new session")
+_LEASE_GONE: _ErrorTemplate = (SessionLost, "could not {}: its session ended on the server; open a new session")
 _BY_WORDS = (
     ("lease not found", _LEASE_GONE),
     ("permission denied", _DENIED),

@@ -49,11 +49,11 @@ _FIRST_PAGE = 256
 _LAST_PAGE = 10_000
 _LAST_NAMES = 10_000
 _PAGE_BYTES = 1_000_000
-_GETS_AT_ONCE = 100
+_MAX_GETS = 100
 #: Requests on their way, beyond which reads gather.
-_AT_ONCE = 8
+_MAX_REQUESTS = 8
 #: Reads of one request; the server takes 128.
-_MOST = 100
+_MAX_BATCH = 100
 
 
 class EtcdReader:
@@ -86,11 +86,11 @@ class EtcdReader:
         ``stale_ok`` has an effect only if all keys fit into one request. The future returns an entry or None for each
         key.
         """
-        stale_ok = stale_ok and len(keys) <= _GETS_AT_ONCE
-        in_caller_thread = self._in_caller_thread and len(keys) <= _GETS_AT_ONCE
-        starts = range(0, len(keys), _GETS_AT_ONCE)
+        stale_ok = stale_ok and len(keys) <= _MAX_GETS
+        in_caller_thread = self._in_caller_thread and len(keys) <= _MAX_GETS
+        starts = range(0, len(keys), _MAX_GETS)
         chunks = [
-            self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok, in_caller_thread=in_caller_thread)
+            self._get_chunk(keys[at : at + _MAX_GETS], stale_ok=stale_ok, in_caller_thread=in_caller_thread)
             for at in starts
         ]
 
@@ -184,8 +184,8 @@ class EtcdReader:
         found: list[Entry] = []
         names = yield from self._list_keys(key_range, prefix, limit)
         direct = [name for name in names if self._keys.encode_key(name).find(b"/", name_offset) < 0]
-        for at in range(0, len(direct), 10 * _GETS_AT_ONCE):
-            entries = yield self.get_many(direct[at : at + 10 * _GETS_AT_ONCE])
+        for at in range(0, len(direct), 10 * _MAX_GETS):
+            entries = yield self.get_many(direct[at : at + 10 * _MAX_GETS])
             found += [entry for entry in entries if entry is not None]
         return found if limit is None else found[:limit]
 
@@ -271,7 +271,7 @@ class MergedReads:
     def get(self, key: str) -> Future[Entry | None]:
         """Read a key. The request is sent now, or together with others when an earlier request has ended."""
         with self._lock:
-            alone = self._in_flight < _AT_ONCE
+            alone = self._in_flight < _MAX_REQUESTS
             if alone:
                 self._in_flight += 1
         if not alone:
@@ -286,7 +286,7 @@ class MergedReads:
         pending = _PendingRead(key, self._connection.clock.now() + self._connection.call_timeout_s)
         with self._lock:
             self._waiting.append(pending)
-            enough = len(self._waiting) >= _MOST or self._in_flight < _AT_ONCE
+            enough = len(self._waiting) >= _MAX_BATCH or self._in_flight < _MAX_REQUESTS
             batch = self._take_batch() if enough else []
         self._send(batch)
         return pending
@@ -304,9 +304,9 @@ class MergedReads:
         request = self._codec.get_many([pending.key for pending in batch], self._stale_ok)
         what = describe_read([pending.key for pending in batch])
         future = self._connection.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
-        future.add_done_callback(lambda done: self._ended(batch, done))
+        future.add_done_callback(lambda done: self._on_batch_answer(batch, done))
 
-    def _ended(self, batch: list[_PendingRead], done: Future[list[Entry | None]]) -> None:
+    def _on_batch_answer(self, batch: list[_PendingRead], done: Future[list[Entry | None]]) -> None:
         self._send_next_batch(done)
         error = done.exception()
         if error is None:

@@ -28,7 +28,7 @@ from latchwork.errors import LatchworkError, SessionLost
 
 _log = logging.getLogger(__name__)
 
-_LEAST_PATIENCE_S = 0.5
+_MIN_RENEWAL_TIMEOUT_S = 0.5
 
 
 class EtcdSession:
@@ -82,13 +82,13 @@ class EtcdSessions:
         """Open a session: grant a lease, write the marker, and watch the marker to call ``on_gone`` when it is
         deleted.
         """
-        return run_generator(self._opening(ttl_s, on_gone))
+        return run_generator(self._open_session(ttl_s, on_gone))
 
     def renew(self, session: EtcdSession) -> Future[float]:
         """Send one request that renews a session, without a retry."""
         if session.closing is not None:
             return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
-        return run_generator(self._renewing(session))
+        return run_generator(self._send_renewal(session))
 
     def end(self, session: EtcdSession) -> Future[None]:
         """End a session and revoke its lease. Its later requests are refused at once."""
@@ -113,9 +113,9 @@ class EtcdSessions:
 
     def _renewal_timeout_s(self, session: EtcdSession) -> float:
         """Return the timeout of one renewal in seconds. It leaves time for a renewal through another member."""
-        return min(self._connection.call_timeout_s, max(_LEAST_PATIENCE_S, session.ttl_s / 4))
+        return min(self._connection.call_timeout_s, max(_MIN_RENEWAL_TIMEOUT_S, session.ttl_s / 4))
 
-    def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> FutureGenerator[BackendSession]:
+    def _open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> FutureGenerator[BackendSession]:
         deadline = self._connection.clock.now() + self._connection.call_timeout_s
         sent_at = self._connection.clock.now()
         lease, granted_s = yield from grant_lease(
@@ -138,7 +138,7 @@ class EtcdSessions:
         watch.close()
         return session
 
-    def _renewing(self, session: EtcdSession) -> FutureGenerator[float]:
+    def _send_renewal(self, session: EtcdSession) -> FutureGenerator[float]:
         request = pb.LeaseKeepAliveRequest(ID=lease_id_of_session(session.id))
         refreshed = False
         while True:

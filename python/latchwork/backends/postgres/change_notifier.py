@@ -13,9 +13,9 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
 
-_EVERY_S = 0.004
+_MIN_INTERVAL_S = 0.004
 #: A notification holds 8,000 bytes; more keys than fit are "everything".
-_MOST_CHARS = 4_000
+_MAX_CHARS = 4_000
 _EVERYTHING = "*"
 
 
@@ -30,7 +30,7 @@ class ChangeNotifier:
     """
 
     def __init__(self, store_name: str, clock: Clock, timer: Timer, send: Callable[[], None]) -> None:
-        self._who = store_name
+        self._store_name = store_name
         self._clock = clock
         self._timer = timer
         self._send = send
@@ -50,12 +50,12 @@ class ChangeNotifier:
                 if key not in self._keys:
                     self._keys.add(key)
                     self._size += len(key) + 1
-            if self._size > _MOST_CHARS:
+            if self._size > _MAX_CHARS:
                 self._keys, self._size = {_EVERYTHING}, 1
             if self._is_due:
                 return
             self._is_due = True
-        self._timer.call_later(_EVERY_S, self._tick)
+        self._timer.call_later(_MIN_INTERVAL_S, self._on_timer)
 
     def take_payload(self) -> bytes | None:
         """Return the payload of the notification that is to be sent now. Later changes are collected for the next one.
@@ -65,12 +65,12 @@ class ChangeNotifier:
         """
         with self._lock:
             now = self._clock.now()
-            if not self._keys or now < self._sent_at + _EVERY_S:
+            if not self._keys or now < self._sent_at + _MIN_INTERVAL_S:
                 return None
             self._sent_at = now
             keys, self._keys, self._size = self._keys, set(), 0
-        told = _EVERYTHING if _EVERYTHING in keys else " ".join(keys)
-        return f"{self._who} {told}".encode()
+        keys_text = _EVERYTHING if _EVERYTHING in keys else " ".join(keys)
+        return f"{self._store_name} {keys_text}".encode()
 
     def send_soon(self) -> None:
         """Allow the next notification to be sent without a pause, because the store is being closed."""
@@ -81,14 +81,14 @@ class ChangeNotifier:
 
         The list is empty for a notification that this store has sent.
         """
-        store_name, _, told = notification.decode(errors="replace").partition(" ")
-        if store_name == self._who:
+        store_name, _, keys_text = notification.decode(errors="replace").partition(" ")
+        if store_name == self._store_name:
             return []
-        return None if told == _EVERYTHING else told.split()
+        return None if keys_text == _EVERYTHING else keys_text.split()
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         with self._lock:
             self._is_due = False
-            is_owed = bool(self._keys)
-        if is_owed:
+            has_keys = bool(self._keys)
+        if has_keys:
             self._send()

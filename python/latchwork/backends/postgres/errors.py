@@ -164,6 +164,6 @@ def _build_error(error: ServerError, description: str) -> LatchworkError:
     return Unavailable(f"PostgreSQL could not {description} ({said}, SQLSTATE {code}); try again")
 
 
-def _caused(ours: LatchworkError, error: Exception) -> LatchworkError:
-    ours.__cause__ = error
-    return ours
+def _caused(converted: LatchworkError, error: Exception) -> LatchworkError:
+    converted.__cause__ = error
+    return converted

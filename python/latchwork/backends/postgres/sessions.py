@@ -22,7 +22,7 @@ from latchwork.backends.postgres.writes import WriteQueue
 from latchwork.backends.timer import Timer
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
-LEAST_TTL_S = SPEC.capabilities.min_ttl_s
+MIN_TTL_S = SPEC.capabilities.min_ttl_s
 _TOGETHER_PART = 1 / 20
 _RENEWALS_PER_TTL = 3
 
@@ -82,7 +82,7 @@ class PostgresSessions:
 
     def open(self, ttl_s: float) -> Future[BackendSession]:
         """Open a session. The future returns it."""
-        ttl_s = max(float(ttl_s), LEAST_TTL_S)
+        ttl_s = max(float(ttl_s), MIN_TTL_S)
         opened_at = self._connector.clock.now()
         session_id = secrets.token_hex(8)
         params = (b"%d" % self._connector.root, session_id.encode(), repr(ttl_s).encode())
@@ -141,7 +141,7 @@ class PostgresSessions:
     def _send(self) -> None:
         with self._lock:
             asked, self._asked = self._asked, {}
-            ttl_s = min((self._open[each].ttl_s for each in asked if each in self._open), default=LEAST_TTL_S)
+            ttl_s = min((self._open[each].ttl_s for each in asked if each in self._open), default=MIN_TTL_S)
         if not asked:
             return
         sent_at = [0.0]

@@ -55,7 +55,7 @@ class PostgresWatch(DeliveringWatch):
         super().__init__(prefix, callback, hub.remove)
         self.heartbeats = heartbeats
         self.is_new = True
-        self.told_at = 0.0
+        self.last_event_at = 0.0
 
 
 class ChangeWatcher:
@@ -296,10 +296,10 @@ class ChangeWatcher:
         if watch.is_new and not isinstance(event, Snapshot):
             return
         watch.is_new = False
-        if event is None and watch.heartbeats and as_of - watch.told_at >= _CURRENT_EVERY_S * 0.9:
+        if event is None and watch.heartbeats and as_of - watch.last_event_at >= _CURRENT_EVERY_S * 0.9:
             event = Current(as_of)
         if event is not None:
-            watch.told_at = as_of
+            watch.last_event_at = as_of
             watch.deliver(event)
 
     def _is_relevant(self, notification: bytes) -> bool:

@@ -175,11 +175,11 @@ class ZooKeeperSession:
         end = self.connection.close_session(
             self._settings.clock.now() + max(self.ttl_s, self._settings.call_timeout_s), discard=True
         )
-        end.add_done_callback(lambda _: self._ended(closing))
-        self._settings.timer.call_later(self._settings.call_timeout_s, lambda: self._late(closing))
+        end.add_done_callback(lambda _: self._on_close_end(closing))
+        self._settings.timer.call_later(self._settings.call_timeout_s, lambda: self._on_close_timeout(closing))
         return closing
 
-    def _ended(self, closing: Future[None]) -> None:
+    def _on_close_end(self, closing: Future[None]) -> None:
         self.connection.abandon()
         self._clean_up_later()
         resolve(closing, None)
@@ -190,7 +190,7 @@ class ZooKeeperSession:
         """
         self._settings.timer.call_later(_TIDY_S, partial(self.connection.join, 0.0))
 
-    def _late(self, closing: Future[None]) -> None:
+    def _on_close_timeout(self, closing: Future[None]) -> None:
         reject(closing, Unavailable(f"session {self.id}: no server was reached to end it; it ends there by its TTL"))
 
     # Called by the connection.

@@ -19,7 +19,7 @@ class Timing:
     """The timeouts of one store's connections to ZooKeeper. Thread-safe, because its numbers are only estimates.
 
     Args:
-        most_s: The maximum number of seconds for an attempt to connect.
+        max_connect_s: The maximum number of seconds for an attempt to connect.
         servers: The number of known servers.
         tls: Whether connections use TLS.
 
@@ -27,9 +27,9 @@ class Timing:
         phase: The phase of the last attempt to connect, for messages.
     """
 
-    def __init__(self, most_s: float, *, servers: int, tls: bool) -> None:
+    def __init__(self, max_connect_s: float, *, servers: int, tls: bool) -> None:
         self.phase = ""
-        self._most_s = most_s
+        self._max_connect_s = max_connect_s
         self._servers = servers
         self._least_s = _TLS_S if tls else _TCP_S
         self._round_trip_s = 0.0
@@ -39,7 +39,7 @@ class Timing:
     def connect_s(self) -> float:
         """Return the timeout in seconds for opening a TCP connection, including TLS."""
         least_s = max(self._least_s, _ONE_LOST * self._round_trip_s)
-        return min(least_s * (1 << self._late_connects % _ATTEMPTS), max(self._most_s, self._least_s))
+        return min(least_s * (1 << self._late_connects % _ATTEMPTS), max(self._max_connect_s, self._least_s))
 
     @property
     def handshake_s(self) -> float:

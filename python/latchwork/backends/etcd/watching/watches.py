@@ -201,12 +201,12 @@ class EtcdWatchHub:
         ranges = [pb.RangeRequest(key=part.span[0], range_end=part.span[1]) for part in watch.parts]
         what = f"watch {watch.keys.decode_key(watch.parts[0].span[0])!r}"
         future = read_pages(self._connection, watch.codec, ranges, what)
-        future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
+        future.add_done_callback(lambda done: self._on_initial_state(watch, epoch, done, sent_at))
 
-    def _started(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
+    def _on_initial_state(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
         error = done.exception()
         if error is not None:
-            self._not_started(watch, epoch, error)
+            self._on_failed_read(watch, epoch, error)
             return
         pages = done.result()
         entries = tuple(entry for page in pages for entry in page.entries())
@@ -228,7 +228,7 @@ class EtcdWatchHub:
             if self._stream is not None:
                 self._create(self._stream, watch)
 
-    def _not_started(self, watch: EtcdWatch, epoch: int, error: BaseException) -> None:
+    def _on_failed_read(self, watch: EtcdWatch, epoch: int, error: BaseException) -> None:
         if watch.epoch != epoch:
             return
         if isinstance(error, REFUSALS) or (isinstance(error, Closed) and not self._closing.is_set()):
@@ -291,7 +291,7 @@ class EtcdWatchHub:
             try:
                 self._follow(stream)
             except grpc.RpcError as error:
-                self._stream_failed(error)
+                self._on_stream_error(error)
             except Closed as error:
                 self._fail_all_watches(error)
                 return
@@ -300,7 +300,7 @@ class EtcdWatchHub:
             except Exception:
                 _log.exception("the watch stream failed unexpectedly; a new one is opened")
             finally:
-                self._leave(stream)
+                self._abandon_stream(stream)
             self._connection.clock.wait(self._closing, _RETRY_S / 4)
 
     def _follow(self, stream: Stream) -> None:
@@ -317,7 +317,7 @@ class EtcdWatchHub:
         for response in stream.call:
             self._receive(stream, response)
 
-    def _leave(self, stream: Stream) -> None:
+    def _abandon_stream(self, stream: Stream) -> None:
         stream.end()
         with self._lock:
             if self._stream is stream:
@@ -328,7 +328,7 @@ class EtcdWatchHub:
             stream.parts.clear()
             stream.creating.clear()
 
-    def _stream_failed(self, error: grpc.RpcError) -> None:
+    def _on_stream_error(self, error: grpc.RpcError) -> None:
         if self._closing.is_set():
             return
         _log.debug("the watch stream was interrupted: %s", rpc_errors.get_message(error))
@@ -346,9 +346,9 @@ class EtcdWatchHub:
         if response.created:
             self._on_created(stream, response)
         elif response.canceled:
-            self._canceled(stream, response)
+            self._on_canceled(stream, response)
         elif not response.events:
-            self._progressed(stream)
+            self._on_progress(stream)
 
     def _events(self, stream: Stream, response: Any) -> None:
         part = stream.parts.get(response.watch_id)
@@ -417,7 +417,7 @@ class EtcdWatchHub:
             late_s = 0.0 if self._connection.progress_follows_events else behind / _CATCH_UP_PER_S
             watch.live_at = self._connection.clock.now() + late_s
 
-    def _canceled(self, stream: Stream, response: Any) -> None:
+    def _on_canceled(self, stream: Stream, response: Any) -> None:
         with self._lock:
             part = stream.parts.pop(response.watch_id, None)
             if part is not None:
@@ -455,7 +455,7 @@ class EtcdWatchHub:
         self._read_again(watch)
         stream.end()
 
-    def _progressed(self, stream: Stream) -> None:
+    def _on_progress(self, stream: Stream) -> None:
         proven_at = stream.on_progress_answer()
         if proven_at is None:
             return

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 #: Seconds between two looks at whether the keys may still be read, and how many one request is for.
-_RIGHTS_EVERY_S, _AT_ONCE = 4.0, 200
+_RIGHTS_EVERY_S, _KEYS_PER_REQUEST = 4.0, 200
 _UNKNOWN_AGE = float("-inf")
 
 
@@ -99,7 +99,7 @@ class SingleKeyWatches:
         with self._lock:
             self._watches.setdefault(self._layout.path(prefix), []).append(watch)
             begin, self._beating = not self._beating, True
-        self._ask(watch)
+        self._send_read(watch)
         if begin:
             self._timer.call_later(_RIGHTS_EVERY_S, self._read_all_again)
         return watch
@@ -117,14 +117,14 @@ class SingleKeyWatches:
     def read_again(self, prefix: str) -> None:
         """Read a key again, because the server's watches of it were removed."""
         for watch in self._at(self._layout.path(prefix)):
-            self._ask(watch)
+            self._send_read(watch)
 
     # Called by the connection.
 
     def on_connected(self) -> None:
         """Set all watches again on a new connection, because a server keeps them for one connection only."""
         for watch in self._all():
-            self._ask(watch)
+            self._send_read(watch)
 
     def on_event(self, kind: int, path: str) -> None:
         """Handle a watch event of the server. It may belong to a watch of a prefix.
@@ -139,7 +139,7 @@ class SingleKeyWatches:
             if kind == wire.DELETED and watch.told is not None and not watch.waits:
                 self._end(watch, _UNKNOWN_AGE)
             elif kind in {wire.DELETED, wire.CHANGED}:
-                self._ask(watch)
+                self._send_read(watch)
 
     # Private.
 
@@ -169,7 +169,7 @@ class SingleKeyWatches:
         if remove and not self._is_watched(watch.prefix):
             self._connection.call(REMOVE_WATCHES, wire.encode_path_request(path, wire.ANY_WATCH))
 
-    def _ask(self, watch: SingleKeyWatch, *, barrier: bool = False) -> None:
+    def _send_read(self, watch: SingleKeyWatch, *, barrier: bool = False) -> None:
         with self._lock:
             if watch.closed or watch.has_ended:
                 return
@@ -184,9 +184,9 @@ class SingleKeyWatches:
             )
             send = self._connection.read if barrier else self._connection.call
             call = send(GET_DATA, payload)
-        call.add_done_callback(lambda _: self._answered(watch, number, call))
+        call.add_done_callback(lambda _: self._on_answer(watch, number, call))
 
-    def _answered(self, watch: SingleKeyWatch, number: int, call: Request) -> None:
+    def _on_answer(self, watch: SingleKeyWatch, number: int, call: Request) -> None:
         if watch.asks != number:
             return
         watch.waits = False
@@ -197,7 +197,7 @@ class SingleKeyWatches:
             return
         reply = call.result()
         if reply.error not in {OK, NO_NODE}:
-            self._refused(watch, number, reply.error)
+            self._on_refusal(watch, number, reply.error)
             return
         entry = decode_entry(watch.prefix, wire.parse_data(reply.body)[0]) if reply.error == OK else None
         if entry is not None:
@@ -205,7 +205,7 @@ class SingleKeyWatches:
         elif call.linearizable:
             self._end(watch, call.sent_at)
         else:
-            self._ask(watch, barrier=True)
+            self._send_read(watch, barrier=True)
 
     def _read_again_later(self, watch: SingleKeyWatch, number: int) -> None:
         """Read the key of a watch again some time after an error. With a new connection this happens earlier.
@@ -217,7 +217,7 @@ class SingleKeyWatches:
 
         def again() -> None:
             if watch.asks == number:
-                self._ask(watch)
+                self._send_read(watch)
 
         self._timer.call_later(_RETRY_S, again)
 
@@ -228,8 +228,8 @@ class SingleKeyWatches:
             self._beating = bool(paths) and not self._connection.has_ended
         if not self._beating:
             return
-        for at in range(0, len(paths), _AT_ONCE):
-            some = paths[at : at + _AT_ONCE]
+        for at in range(0, len(paths), _KEYS_PER_REQUEST):
+            some = paths[at : at + _KEYS_PER_REQUEST]
             call = self._connection.call(MULTI_READ, wire.encode_multi([wire.encode_get_data(path) for path in some]))
             call.add_done_callback(functools.partial(self._apply_answers, some))
         self._timer.call_later(_RIGHTS_EVERY_S, self._read_all_again)
@@ -241,9 +241,9 @@ class SingleKeyWatches:
             if isinstance(found, int):
                 for watch in self._at(path):
                     if not watch.waits:
-                        self._ask(watch)
+                        self._send_read(watch)
 
-    def _refused(self, watch: SingleKeyWatch, number: int, code: int) -> None:
+    def _on_refusal(self, watch: SingleKeyWatch, number: int, code: int) -> None:
         if code != NO_AUTH:
             self._read_again_later(watch, number)
             return

@@ -126,7 +126,7 @@ class ZooKeeperWatchHub:
             self._beating = True
         self._load(watch)
         if begin:
-            self._timer.call_later(_HEARTBEAT_S, self._beat)
+            self._timer.call_later(_HEARTBEAT_S, self._send_heartbeats)
         return watch
 
     def _drop(self, watch: ZooKeeperWatch) -> None:
@@ -217,7 +217,7 @@ class ZooKeeperWatchHub:
             payload = wire.encode_path_request(path, wire.RECURSIVE)
             added = self._connection.call(ADD_WATCH, payload, self._clock.now() + _LOAD_TIMEOUT_S)
         run_generator(self._load_steps(watch, load, added)).add_done_callback(
-            lambda ended: self._loaded(watch, load, ended)
+            lambda ended: self._on_load_end(watch, load, ended)
         )
 
     def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> FutureGenerator[None]:
@@ -245,7 +245,7 @@ class ZooKeeperWatchHub:
                 self._dirty |= watch.dirty
                 watch.dirty = set()
 
-    def _loaded(self, watch: ZooKeeperWatch, load: int, ended: Future[None]) -> None:
+    def _on_load_end(self, watch: ZooKeeperWatch, load: int, ended: Future[None]) -> None:
         error = ended.exception()
         if error is None:
             self._wake_thread()
@@ -271,9 +271,9 @@ class ZooKeeperWatchHub:
             if self._pumping or not (self._reports or self._dirty):
                 return
             self._pumping = True
-        run_generator(self._pump()).add_done_callback(self._pumped)
+        run_generator(self._read_changes()).add_done_callback(self._on_reads_end)
 
-    def _pumped(self, ended: Future[None]) -> None:
+    def _on_reads_end(self, ended: Future[None]) -> None:
         error = ended.exception()
         if error is None:
             return
@@ -301,7 +301,7 @@ class ZooKeeperWatchHub:
             self._reports.append(self._current)
             self._current = None
 
-    def _pump(self) -> FutureGenerator[None]:
+    def _read_changes(self) -> FutureGenerator[None]:
         """Report what was read, in the order in which it was requested."""
         while True:
             with self._lock:
@@ -311,7 +311,7 @@ class ZooKeeperWatchHub:
                     if not self._dirty:
                         self._pumping = False
                         return
-                    keys = self._take_all()
+                    keys = self._take_changed_keys()
             if isinstance(next_report, GuardedRead):
                 yield from self._report_read(next_report)
             elif next_report is not None:
@@ -323,7 +323,7 @@ class ZooKeeperWatchHub:
             else:
                 yield from self._read_and_report(keys)
 
-    def _take_all(self) -> list[str]:
+    def _take_changed_keys(self) -> list[str]:
         """Return all changed keys, for a read of several requests. No other read is sent meanwhile. The caller holds
         the lock.
         """
@@ -355,11 +355,11 @@ class ZooKeeperWatchHub:
                 else:
                     self._current = each
             self._reports.clear()
-            keys = self._take_all()
+            keys = self._take_changed_keys()
         yield from self._read_and_report(keys)
 
     def _read_and_report(self, keys: list[str]) -> FutureGenerator[None]:
-        """Read the keys from ``_take_all`` with as many requests as needed, and report them.
+        """Read the keys from ``_take_changed_keys`` with as many requests as needed, and report them.
 
         If the last requests were sent on another connection, nothing is reported: the watches may have loaded newer
         states there.
@@ -403,7 +403,7 @@ class ZooKeeperWatchHub:
         """
         self._proofs_until = self._clock.now() + _ASKED_S
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         with self._lock:
             self._beating = bool(self._watches) and not self._closed
             if not self._beating:
@@ -412,13 +412,13 @@ class ZooKeeperWatchHub:
             now = self._clock.now()
             if now < self._proofs_until:
                 call = self._connection.send_barrier(now + 2 * _HEARTBEAT_S)
-                call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
+                call.add_done_callback(lambda _: self._on_confirmation(call.sent_at, call.exception() is None))
             self._beats += 1
             if self._beats % _RIGHTS_EVERY == 0:
                 self._check_permissions()
-        self._timer.call_later(_HEARTBEAT_S, self._beat)
+        self._timer.call_later(_HEARTBEAT_S, self._send_heartbeats)
 
-    def _confirmed(self, sent_at: float, answered: bool) -> None:
+    def _on_confirmation(self, sent_at: float, answered: bool) -> None:
         if answered:
             with self._lock:
                 self._current = sent_at

@@ -235,11 +235,11 @@ def find_older_names(own: str, name_prefix: str, names: Iterable[str]) -> tuple[
         name_prefix: The beginning of the names.
         names: All names below the parent.
     """
-    ours, found = _number(own), []
+    own_number, found = _number(own), []
     for name in names:
         number = _number(name) if name.startswith(name_prefix) else None
-        if number is not None and ours is not None:
-            distance = (number - ours + 2**31) % 2**32 - 2**31
+        if number is not None and own_number is not None:
+            distance = (number - own_number + 2**31) % 2**32 - 2**31
             if distance < 0:
                 found.append((distance, name))
     return tuple(name for _, name in sorted(found))

@@ -43,10 +43,10 @@ class ParentCache:
     them in order. If that write is refused, they fail and the states are read.
     """
 
-    def __init__(self, most: int = _REMEMBERED) -> None:
-        self._there: RecentValueCache[bool] = RecentValueCache(most)
+    def __init__(self, max_size: int = _REMEMBERED) -> None:
+        self._there: RecentValueCache[bool] = RecentValueCache(max_size)
         self._growing: RecentValueCache[bool] = RecentValueCache(
-            most
+            max_size
         )  # whose children were missing when one was looked for
         self._coming: dict[str, tuple[ZooKeeperConnection | None, MultiPlan]] = {}
 

@@ -87,7 +87,7 @@ class ZooKeeperWriter:
                     continue
                 result = wire.parse_multi(reply)
                 if result.error == OK:
-                    return self._done(plan, result.results, reply.zxid, gens)
+                    return self._build_result(plan, result.results, reply.zxid, gens)
                 self._raise_permanent_error(task, plan, result)
             known = yield from self._read_states(task, checks, ops, extra, attempt)
         raise AssertionError("unreachable")
@@ -157,7 +157,7 @@ class ZooKeeperWriter:
             raise
         return reply
 
-    def _done(self, plan: MultiPlan, results: Sequence[object], token: int, gens: list[int]) -> Committed:
+    def _build_result(self, plan: MultiPlan, results: Sequence[object], token: int, gens: list[int]) -> Committed:
         now = dict(enumerate(gens))
         for number, index in plan.bumped.items():
             guard = results[index] if results else None
