@@ -29,6 +29,8 @@ _PROBE_S = 0.5
 _RAW_TTL_S = 4.0
 _REVOKE_S = 90.0
 _READ_ATTEMPTS = 5
+#: Below the root: sessions, guards of writers, and counts of deletions.
+_FOLDERS_OF_ZOOKEEPER = ("@s", "@w", "@gen")
 _HIDDEN = "@"
 #: Made once and kept for ever: numbers of sequential keys, and ZooKeeper's guards; there are no more of them with time.
 KEPT = ("@q/", "@gen/")
@@ -148,9 +150,27 @@ class RawZooKeeper:
         """The same; folders themselves are none."""
         self._client.sync("/")
         found = []
-        for folder in ("@s", "@w", "@gen"):
+        for folder in _FOLDERS_OF_ZOOKEEPER:
             with contextlib.suppress(NoNodeError):
                 found += [f"{folder}/{name}" for name in self._client.get_children(f"{self._root}/{folder}")]
+        return sorted(found)
+
+    def system_keys(self) -> list[str]:
+        """What systems keep below a segment that begins with "@". Parents that are empty are none."""
+        leaves, level = [], [""]
+        while level:
+            asked = [(key, self._client.get_children_async(f"{self._root}/{key}".rstrip("/"))) for key in level]
+            level = []
+            for key, answer in asked:
+                with contextlib.suppress(NoNodeError):
+                    names = answer.get(timeout=20.0)
+                    below = [f"{key}/{name}" for name in names] if key else [n for n in names if n.startswith("@")]
+                    level += [each for each in below if each not in _FOLDERS_OF_ZOOKEEPER]
+                    leaves += [key] if not names else []
+        found = []
+        for key, answer in [(key, self._client.get_async(f"{self._root}/{key}")) for key in leaves]:
+            with contextlib.suppress(NoNodeError):
+                found += [key] if answer.get(timeout=20.0)[0] else []
         return sorted(found)
 
     def revoke(self, secret: list[Any]) -> None:

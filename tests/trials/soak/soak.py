@@ -147,6 +147,8 @@ class Sampler:
 
     def take(self) -> Sample:
         found = {stored.key for stored in self._raw.state()}.union(self._raw.hidden())
+        if isinstance(self._raw, RawZooKeeper):  # the others show them as hidden keys
+            found.update(self._raw.system_keys())
         process = psutil.Process()
         gc.collect()
         sizes: dict[str, float] = {
