@@ -365,7 +365,7 @@ def test_a_member_that_joins_while_its_tasks_are_found_keeps_them(workers, pool,
     workers("finder", own_store=True, **options)
     eventually(lambda: joined)
     assert joined[0].orphaned_partitions == []
-    assert joined[0].partitions() == ["m.finder", "any"]
+    assert joined[0].select_partitions() == ["m.finder", "any"]
 
 
 def test_a_task_whose_submitter_went_without_news_of_it_is_stopped(workers, pool, store, eventually, monkeypatch):

@@ -45,7 +45,7 @@ class System(WorkerHooks):
         self.retry, self.all_lanes, self.accepts = retry, list(lanes), accepts
         self.refusals, self.losses, self.finished = [], [], []
 
-    def partitions(self):
+    def select_partitions(self):
         return self.all_lanes
 
     def should_claim(self, item):

@@ -126,7 +126,7 @@ def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, c
     """What no lane tells is found by the look: being told is none."""
     monkeypatch.setattr("latchwork.tasks.running.worker_loop.TIDY_S", 300.0)
     system = System(lanes=["any", "quiet"])
-    system.watched_partitions = lambda: ["any"]
+    system.list_watched_partitions = lambda: ["any"]
     with Node(connect(), system, search_s=1.0):
         waits(store)
         put(store, examples.square, 3, id="quiet", lane="quiet")
@@ -261,9 +261,9 @@ class Reserving(System):
         super().__init__(**options)
         self.reserved, self.missing = set(), []
 
-    def partitions(self):
+    def select_partitions(self):
         self.reserved.clear()
-        return super().partitions()
+        return super().select_partitions()
 
     def build_claim_ops(self, item):
         self.reserved.add(item.id)
@@ -296,7 +296,7 @@ def test_no_search_begins_before_the_claims_made_during_the_last_one_have_ended(
 @pytest.mark.threads
 def test_a_claim_during_a_search_begins_no_search(store, searching):
     system = Reserving(lanes=["any", "quiet"])
-    system.watched_partitions = lambda: ["any"]
+    system.list_watched_partitions = lambda: ["any"]
     with Node(searching, system, search_s=1.0):
         waits(store)
         searching.hold()

@@ -14,7 +14,7 @@ def item(name, attempts, why=""):
 
 
 class Everything(WorkerHooks):
-    def partitions(self):
+    def select_partitions(self):
         return ["any"]
 
     def prepare_run(self, claim):

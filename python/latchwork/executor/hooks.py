@@ -146,7 +146,7 @@ class ExecutorHooks(WorkerHooks):
 
     # Partitions
 
-    def partitions(self) -> Sequence[str]:
+    def select_partitions(self) -> Sequence[str]:
         """Return the partitions from which this worker takes tasks: its own, the shared one, and those of members that
         have left.
 
@@ -155,7 +155,7 @@ class ExecutorHooks(WorkerHooks):
         helped = self._helped
         return [self._node.partition, ANY, *self.orphaned_partitions, *([helped] if helped is not None else [])]
 
-    def watched_partitions(self) -> Sequence[str]:
+    def list_watched_partitions(self) -> Sequence[str]:
         """Return the partitions whose new tasks wake this worker: its own and the shared one."""
         return [self._node.partition, ANY]
 

@@ -254,12 +254,12 @@ class PlanHooks(WorkerHooks):
 
     # Claiming
 
-    def partitions(self) -> Sequence[str]:
+    def select_partitions(self) -> Sequence[str]:
         """Return the partitions to search, which is always the one partition of the queue. Called once per search."""
         self._limits.begin_search()
         return (PARTITION,)
 
-    def get_preferred_shard(self, lane: str) -> ConsumerShard:  # noqa: ARG002 - there is one
+    def get_preferred_shard(self, partition: str) -> ConsumerShard:  # noqa: ARG002 - there is one
         """Return the shard of the queue that this worker searches first: its share among the workers of these plans."""
         return self._peers.get_shard()
 

@@ -175,8 +175,8 @@ class ParallelLimiter:
             if entry.owner == self._session.id and entry.value.decode("utf-8", "replace") not in claimed_paths
         }
         for key in own.keys() & self._idle:  # seen twice, so no claim is in progress
-            lane, sort_key, name = own[key].value.decode("utf-8", "replace").split("/", 2)
-            item = await ask(plan_store.queue.find, lane, sort_key, name)
+            partition, sort_key, name = own[key].value.decode("utf-8", "replace").split("/", 2)
+            item = await ask(plan_store.queue.find, partition, sort_key, name)
             if item is None or await ask(plan_store.queue.holder, item) is None:
                 await plan_store.commit(TxnPart([At(own[key])], [Delete(key)]))
         self._idle = set(own)

@@ -112,7 +112,7 @@ class Work(WorkerHooks):
     def __init__(self, model, me):
         self.model, self.me = model, me
 
-    def partitions(self):
+    def select_partitions(self):
         return ["any"]
 
     def prepare_run(self, claim):

@@ -114,17 +114,17 @@ class WorkerHooks(ABC):
     allows_deferred: ClassVar[bool] = False
 
     @abstractmethod
-    def partitions(self) -> Sequence[str]:
-        """Return the partitions of the queue from which to take items now, in order.
+    def select_partitions(self) -> Sequence[str]:
+        """Select the partitions of the queue from which to take items now, and return them in order.
 
         Called before each search, while the loop claims nothing. Must not use the store.
         """
 
-    def watched_partitions(self) -> Sequence[str]:
-        """Return the partitions of which a new item wakes the loop. Called once at the start. Default:
-        ``partitions()``.
+    def list_watched_partitions(self) -> Sequence[str]:
+        """Return the partitions whose new items wake the loop. Called once at the start. Default:
+        ``select_partitions()``.
         """
-        return self.partitions()
+        return self.select_partitions()
 
     def get_preferred_shard(self, partition: str) -> ConsumerShard:  # noqa: ARG002 - for overrides
         """Return the shard of a partition that this node searches first. Default: no preference.

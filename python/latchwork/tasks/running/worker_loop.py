@@ -150,7 +150,7 @@ class WorkerLoop(Startable):
                     return
                 self._threads.append(Background(self._feed, f"latchwork-worker-loop-{self._node_id}"))
                 self._threads.append(Background(self._watchdog.run, f"latchwork-worker-loop-guard-{self._node_id}"))
-                for partition in dict.fromkeys(self._hooks.watched_partitions()):
+                for partition in dict.fromkeys(self._hooks.list_watched_partitions()):
                     self._threads.append(
                         Background(
                             partial(self._notified.wait_for_items, partition), f"latchwork-worker-loop-wait-{partition}"
@@ -311,7 +311,7 @@ class WorkerLoop(Startable):
         self._filter.begin_search()
         if capacity <= 0:
             return None, False
-        partitions = self._hooks.partitions()
+        partitions = self._hooks.select_partitions()
         claims = await self._take_notified(select_direct_claims(notified, partitions, capacity))
         is_all = bool(claims) and len(claims) == len(notified)
         try:

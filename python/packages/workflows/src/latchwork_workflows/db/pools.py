@@ -95,8 +95,8 @@ def count_waiting_tasks_by_pool(connection: sa.Connection) -> dict[str, int]:
     out.
     """
     found: dict[str, int] = {}
-    for _, lane, _ in _iter_queued_tasks(connection):
-        for name in list_pool_keys(lane):
+    for _, partition, _ in _iter_queued_tasks(connection):
+        for name in list_pool_keys(partition):
             found[name] = found.get(name, 0) + 1
     return found
 
@@ -110,7 +110,9 @@ def find_waiting_tasks(connection: sa.Connection, name: str, limit: int) -> tupl
         limit: The maximum number of IDs.
     """
     mine = [
-        (sort_key, number) for number, lane, sort_key in _iter_queued_tasks(connection) if name in list_pool_keys(lane)
+        (sort_key, number)
+        for number, partition, sort_key in _iter_queued_tasks(connection)
+        if name in list_pool_keys(partition)
     ]
     return len(mine), [number for _, number in nsmallest(limit, mine)]
 
@@ -121,8 +123,8 @@ def _iter_queued_tasks(connection: sa.Connection) -> Iterator[tuple[int, str, st
     chosen = sa.select(task.c.id, task.c.queue_key).select_from(active).join(task, _is_of(active))
     chosen = chosen.where(task.c.state == TaskState.SUBMITTED.value, task.c.queue_key.contains("~"))
     for row in connection.execute(chosen):
-        lane, _, sort_key = row.queue_key.partition("/")
-        yield row.id, lane, sort_key
+        partition, _, sort_key = row.queue_key.partition("/")
+        yield row.id, partition, sort_key
 
 
 def _build_active_runs_cte(*more: sa.ColumnElement[bool]) -> sa.CTE:

@@ -272,8 +272,8 @@ class ItemPosition:
             n: Number of the attempt.
             shard: ID of the shard.
         """
-        lane, shelf, priority = queue_key.split("/")
-        return cls(lane, shelf, ItemName(task, n, shard, int(priority)))
+        partition, sort_key, priority = queue_key.split("/")
+        return cls(partition, sort_key, ItemName(task, n, shard, int(priority)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,15 +495,15 @@ class Dispatcher:
         The work queue contains the items of all shards.
         """
         found = {}
-        lanes = f"{self.keys.backlog}/partitions"
-        for entry in self._store.list(lanes, recursive=True):
-            lane, _, rest = entry.key[len(lanes) + 1 :].partition("/")
+        partitions = f"{self.keys.backlog}/partitions"
+        for entry in self._store.list(partitions, recursive=True):
+            partition, _, rest = entry.key[len(partitions) + 1 :].partition("/")
             kind, _, rest = rest.partition("/")
-            shelf, _, name = rest.partition("/")
+            sort_key, _, name = rest.partition("/")
             if kind == "items":
                 with suppress(InvalidKey):
                     item = ItemName.parse(name)
-                    found[item.attempt_key] = ItemPosition(lane, shelf, item)
+                    found[item.attempt_key] = ItemPosition(partition, sort_key, item)
         return found
 
     def list_attempts_with_extra_keys(self) -> set[str]:

@@ -124,6 +124,6 @@ def build_queue_key(
     pools = [] if forced or task.pool is None else [task.pool]
     if has_project_pool and not forced:
         pools.append(get_pool_of_project(definition.project))
-    lane = build_partition(task.worker_group or definition.worker_group, *pools)
+    partition = build_partition(task.worker_group or definition.worker_group, *pools)
     in_run = PRIORITIES.index(task.priority)
-    return f"{lane}/{build_sort_key(order, run_id, priority, in_run, now)}/{in_run}"
+    return f"{partition}/{build_sort_key(order, run_id, priority, in_run, now)}/{in_run}"

@@ -44,7 +44,7 @@ from latchwork_workflows.web import Identity
 
 Row: TypeAlias = Any
 #: Maximum number of tasks that are counted before a queued one, and of partitions that are read for one answer.
-MAX_AHEAD, _MAX_LANES = 200, 4
+MAX_AHEAD, _MAX_PARTITIONS = 200, 4
 #: Maximum number of cancels to look up.
 _MAX_CANCELS = 200
 _LOGICAL = frozenset({"sub_process", "dependent", "switch", "conditions"})
@@ -168,16 +168,16 @@ def _find_queue_positions(context: ServiceContext, row: Row, asked: Sequence[Row
         row: The row of the run.
         asked: The rows of the tasks.
     """
-    lanes: dict[str, dict[int, str]] = {}
+    partitions: dict[str, dict[int, str]] = {}
     for task in filter(_is_queued, asked):
-        lane, shelf, priority = task.queue_key.split("/")
-        name = f"{shelf}/{ItemName(task.id, task.n, row.shard, int(priority)).id}"
-        lanes.setdefault(lane, {})[task.id] = name
+        partition, sort_key, priority = task.queue_key.split("/")
+        name = f"{sort_key}/{ItemName(task.id, task.n, row.shard, int(priority)).id}"
+        partitions.setdefault(partition, {})[task.id] = name
     found: dict[int, QueuePosition] = {}
-    for lane in sorted(lanes)[:_MAX_LANES]:
-        line = context.list_unclaimed_items(lane, MAX_AHEAD + 1)
+    for partition in sorted(partitions)[:_MAX_PARTITIONS]:
+        line = context.list_unclaimed_items(partition, MAX_AHEAD + 1)
         if line is not None:
-            found.update(_positions_in(line, lanes[lane]))
+            found.update(_positions_in(line, partitions[partition]))
     return found
 
 

@@ -32,24 +32,27 @@ def show_home(request: Request, user: CurrentUser) -> HTMLResponse:
             "failed": overview.list_failed_runs(connection, now - _DAY_S, codes),
             "lag": overview.measure_command_lag(connection),
         }
-        lanes = overview.get_queued_partitions(connection, [each.id for each in values["active"]])
+        partitions = overview.get_queued_partitions(connection, [each.id for each in values["active"]])
         is_new = not workflow_queries.list_workflows(connection, projects=user.get_projects(), limit=1)
     soon = [each for each in schedules.list_schedules(context, user) if each.next_fires]
     soon.sort(key=lambda each: each.next_fires)
     workers = context.list_workers()
-    values |= {"workers": workers, "waits": {} if workers is None else _find_groups_without_workers(lanes, workers)}
+    values |= {
+        "workers": workers,
+        "waits": {} if workers is None else _find_groups_without_workers(partitions, workers),
+    }
     return render_page(request, user, "home.html", soon=soon[:8], limit=overview.MAX, is_new=is_new, **values)
 
 
 def _find_groups_without_workers(
-    lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerStatus]
+    partitions: Mapping[int, Collection[str]], workers: Sequence[WorkerStatus]
 ) -> dict[int, list[str]]:
     """Return the worker groups that have queued tasks but no online worker, by run ID.
 
     Args:
-        lanes: The queue partitions that contain tasks of each run, by run ID.
+        partitions: The queue partitions that contain tasks of each run, by run ID.
         workers: The workers that are online.
     """
     living = {group for each in workers for group in each.groups}
-    wanted = {run: {get_worker_group(each) for each in some} for run, some in lanes.items()}
+    wanted = {run: {get_worker_group(each) for each in some} for run, some in partitions.items()}
     return {run: sorted(groups - living) for run, groups in wanted.items() if groups - living}

@@ -49,7 +49,7 @@ class PoolSlots:
         self._lock = mutex()
         self._picked: dict[str, tuple[Sequence[tuple[str, int]], float | None]] = {}
         self._slots = store.mirror(keys.slots, wait=False)
-        self._shelves: dict[str, Mirror] = {}
+        self._indexes: dict[str, Mirror] = {}
         self._is_closed = False
 
     def start_watching(self, timeout_s: float) -> None:
@@ -61,7 +61,7 @@ class PoolSlots:
         """Stop watching the slots. Idempotent."""
         with self._lock:
             self._is_closed = True
-            mirrors = [self._slots, *self._shelves.values()]
+            mirrors = [self._slots, *self._indexes.values()]
         for each in mirrors:
             each.close()
 
@@ -72,17 +72,17 @@ class PoolSlots:
 
     def _watch_partitions(self) -> None:
         """Watch the work queue partitions whose tasks need slots. The worker loop watches the other partitions."""
-        for lane in self._all_partitions():
+        for partition in self._all_partitions():
             with self._lock:
-                if self._is_closed or lane in self._shelves or "~" not in lane:
+                if self._is_closed or partition in self._indexes or "~" not in partition:
                     continue
-                mirror = self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
+                mirror = self._indexes[partition] = self._store.mirror(self._index(partition), wait=False, values=False)
             mirror.on_change(self._partition_changed)
         with self._lock:
-            plain = [each for each in self._groups if self._shelves and each not in self._shelves]
+            plain = [each for each in self._groups if self._indexes and each not in self._indexes]
             if not self._is_closed:
-                for lane in plain:  # to know which partition has the first item
-                    self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
+                for partition in plain:  # to know which partition has the first item
+                    self._indexes[partition] = self._store.mirror(self._index(partition), wait=False, values=False)
 
     def _partition_changed(self, _: Iterable[Change]) -> None:
         self._poke()
@@ -102,15 +102,18 @@ class PoolSlots:
 
         Partitions of pools without a free slot are left out.
         """
-        lanes = self._all_partitions()
-        if len(lanes) == len(self._groups):
+        partitions = self._all_partitions()
+        if len(partitions) == len(self._groups):
             return self._groups
-        is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in list_pool_keys(lane)}}
-        open_ = [lane for lane in lanes if all(is_open[name] for name in list_pool_keys(lane))]
+        is_open = {
+            name: bool(self._free(name))
+            for name in {each for partition in partitions for each in list_pool_keys(partition)}
+        }
+        open_ = [partition for partition in partitions if all(is_open[name] for name in list_pool_keys(partition))]
         return sorted(open_, key=self._first_sort_key)  # stable: equal partitions keep their order
 
     def _first_sort_key(self, partition: str) -> str:
-        mirror = self._shelves.get(partition)
+        mirror = self._indexes.get(partition)
         first = next(iter(mirror), "") if mirror is not None else ""
         return first.rpartition("/")[2] or "~"
 

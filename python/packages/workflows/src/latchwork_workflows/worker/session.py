@@ -98,11 +98,11 @@ class WorkflowHooks(WorkerHooks):
 
     # Choose
 
-    def partitions(self) -> Sequence[str]:
+    def select_partitions(self) -> Sequence[str]:
         """Return the work queue partitions from which to claim tasks now. Empty while no log can be written."""
         return self._pools.list_available_partitions() if self._health.is_ok else ()
 
-    def watched_partitions(self) -> Sequence[str]:
+    def list_watched_partitions(self) -> Sequence[str]:
         """Return the partitions to watch for new items: one for each worker group of this worker."""
         return self._options.groups
 
