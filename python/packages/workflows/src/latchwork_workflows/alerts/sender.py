@@ -139,6 +139,7 @@ class AlertSender:
             self._start_thread(name, ids)
 
     def _mark_in_doubt(self) -> None:
+        """Mark the unfinished deliveries of another sender as in doubt, so that each is sent at most once more."""
         with self._database.write() as connection:
             count = self._sending.mark_in_doubt(connection, self._mine.__contains__, self._now())
         if count:
@@ -158,6 +159,12 @@ class AlertSender:
     # In the thread of a channel
 
     def _send_batch(self, channel: str, ids: list[int]) -> None:
+        """Send deliveries of one channel, in order, until one fails. Runs in the thread of the channel.
+
+        Args:
+            channel: Name of the channel.
+            ids: IDs of the deliveries.
+        """
         try:
             for each in ids:
                 if self._stopping.is_set() or self._remaining_s() <= 0.0 or not self._deliver(each):

@@ -157,6 +157,7 @@ class TaskItemBuilder:
         return found
 
     def _decide(self, stored: StoredRun, attempt: SubmittedAttempt) -> SwitchChoice:
+        """Choose the branch of a switch task. An error of its expressions is returned in the choice."""
         version, run = self._runs[stored.id]
         task = version.tasks[attempt.name]
         try:
@@ -169,6 +170,14 @@ class TaskItemBuilder:
             return SwitchChoice(error=get_error_text(error))
 
     def _read_missing(self, cache: StateCache, run_ids: set[int]) -> dict[int, str]:
+        """Read the context of runs that was not read before.
+
+        Args:
+            cache: The state of the shard.
+            run_ids: IDs of the runs.
+        Returns:
+            The error text of each run whose context could not be read, by run ID.
+        """
         rest = [cache.runs[each] for each in sorted(run_ids - self._runs.keys())]
         if not rest:
             return {}
@@ -186,6 +195,7 @@ class TaskItemBuilder:
         return failed
 
     def _task_item(self, stored: StoredRun, attempt: SubmittedAttempt) -> TaskItem:
+        """Build the queue item of a submitted attempt, with the message for the worker."""
         version, run = self._runs[stored.id]
         task, index = version.tasks[get_map_name(attempt.name)], get_element_index(attempt.name)
         key = self._plans.compute_cache_key(run, task, attempt.n, stored.outputs, index=index)

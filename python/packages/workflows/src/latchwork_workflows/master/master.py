@@ -176,6 +176,7 @@ class Master:
         return NodeHealth(found.ok, found.reasons, found.session_remaining_s, False)
 
     def _create_node(self) -> JobManager:
+        """Create and start the job node that runs the shards, the cleanup and the alerts of this master."""
         shards = Job(
             SHARDS_JOB,
             work_pool=[format_shard_name(each) for each in range(self._shards)],
@@ -217,6 +218,7 @@ class Master:
     # In threads of the job manager
 
     def _run_shard(self, context: JobContext) -> None:
+        """Run the loop of a shard until the run of the job is asked to stop, or another master owns the shard."""
         for item in context.items:
             run = ShardLoop(self._tools, int(item), context.fence(item), context.remaining_s)
             forget = context.on_stop(run.stop)
@@ -232,6 +234,7 @@ class Master:
                 forget()
 
     def _run_cleanup(self, context: JobContext) -> None:
+        """Run one cleanup pass. Temporary errors are logged, and the next pass tries again."""
         pause = partial(context.wait_for_stop, _CHORES_PAUSE_S)
         trouble = self._cleanup_trouble
         try:
@@ -244,6 +247,7 @@ class Master:
             trouble.record_success("old data is deleted again")
 
     def _send_alerts(self, context: JobContext) -> None:
+        """Send alerts until the run of the job is asked to stop, or another master sends them."""
         for item in context.items:
             sender = AlertSender(
                 self._tools.database,
@@ -271,6 +275,7 @@ class Master:
     # The thread
 
     def _watch_database(self) -> None:
+        """Give up the shards while the database is unreachable, and take part again once it answers."""
         clock = self._store.clock
         while not clock.wait(self._closing, _LOOK_S):
             self._tools.database.break_connections(STUCK_S)

@@ -69,6 +69,7 @@ def advance(plan: WorkflowPlan, run: WorkflowRun, events: Iterable[Event], now: 
 
 
 def _apply_event(editor: RunEditor, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each event
+    """Apply one event to the run. See the classes of events in ``events``."""
     match event:
         case Start():
             commands.start_run(editor, event)
@@ -103,6 +104,7 @@ def _apply_event(editor: RunEditor, event: Event) -> None:  # noqa: C901, PLR091
 
 
 def _task_claimed(editor: RunEditor, event: Claimed) -> None:
+    """Mark a submitted task as running, because a worker has claimed its item."""
     task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
@@ -114,6 +116,7 @@ def _task_claimed(editor: RunEditor, event: Claimed) -> None:
 
 
 def _claim_lost(editor: RunEditor, event: Lost) -> None:
+    """Queue a running task again, because its worker has lost the claim. Attempts of the master are not claimed."""
     task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.RUNNING or task.runs_on_master:
         return
@@ -123,6 +126,7 @@ def _claim_lost(editor: RunEditor, event: Lost) -> None:
 
 
 def _attempt_ended(editor: RunEditor, event: Ended) -> None:
+    """Set the state of a task whose attempt has ended. A failed attempt may be followed by a retry."""
     task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state not in AT_WORKERS:
         return
@@ -153,6 +157,13 @@ def _record_timeout(editor: RunEditor, event: Ended, task: TaskRun) -> None:
 
 
 def _attempt_failed(editor: RunEditor, event: Ended, task: TaskRun) -> None:
+    """Schedule a retry of a task whose attempt has failed, or mark the task as failed.
+
+    Args:
+        editor: The run.
+        event: The end of the attempt.
+        task: The task, with this failure counted.
+    """
     rule = editor.plan.get_rule(event.task)
     goes_on = editor.state in {RunState.RUNNING, RunState.READY_PAUSE} and not editor.ending
     again = goes_on and event.outcome is not Outcome.FATAL and task.failures <= rule.retries
@@ -166,6 +177,10 @@ def _attempt_failed(editor: RunEditor, event: Ended, task: TaskRun) -> None:
 
 
 def _item_removed(editor: RunEditor, event: Removed) -> None:
+    """Set the state of a submitted task whose item was withdrawn from the queue before a worker claimed it.
+
+    The state depends on why it was withdrawn: the run ends, the run pauses, or the task was not claimed in time.
+    """
     task = editor.find_task_if_current(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return

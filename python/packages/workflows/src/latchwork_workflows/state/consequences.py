@@ -86,6 +86,7 @@ def _shorten_wait(editor: RunEditor, name: str, task: TaskRun) -> None:
 
 
 def _apply_task_timer(editor: RunEditor, name: str, task: TaskRun) -> None:
+    """Apply the timer of a task that is due: a timeout, the end of a delay, or the end of a pause before a retry."""
     if task.state is TaskState.RUNNING:
         editor.record_timeline_event("timeout", name, task.n)
         editor.set_task_state(name, TaskState.RUNNING)
@@ -118,6 +119,7 @@ def _update_waiting_tasks(editor: RunEditor) -> None:
 
 
 def _must_wait(editor: RunEditor, name: str) -> bool:
+    """Return whether a task waits for its predecessors."""
     task = editor.tasks.get(name)  # missing if the run was stopped before it began
     return task is not None and task.state is TaskState.WAITING
 
@@ -136,6 +138,7 @@ def _is_unreachable(editor: RunEditor, name: str, rule: TaskRule) -> bool:
 
 
 def _not_chosen(fork: TaskRun, head: str) -> bool:
+    """Return whether a deciding task cannot run, or has not chosen the branch that begins with ``head``."""
     return fork.is_cut or (fork.state in DONE and fork.chosen is not None and head not in fork.chosen)
 
 
@@ -161,6 +164,7 @@ def _may_start(editor: RunEditor, name: str, rule: TaskRule) -> bool:
 
 
 def _start_task(editor: RunEditor, name: str, rule: TaskRule) -> None:
+    """Make a task ready that no longer waits. A disabled task is skipped, and a delayed one waits for its delay."""
     if not rule.enabled:
         editor.set_task_state(name, TaskState.SKIPPED)
     elif editor.dry:

@@ -288,6 +288,14 @@ class AttemptPreparer:
             raise CannotRun(str(error), is_final=False) from None
 
     def _prepare(self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path, known: _TaskValues) -> PreparedAttempt:
+        """Fill in the references of a task, write its files, and build the command and the environment variables.
+
+        Args:
+            attempt: The attempt.
+            spec: The message of the master.
+            folder: Folder of the attempt, which is created.
+            known: The values that the references may use.
+        """
         kind = self._types.get(spec.head.type)
         user = choose_user(spec.head.tenant, self._options.tenants)
         scheduled_at = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
@@ -330,7 +338,7 @@ class AttemptPreparer:
             variables = {name: text for name, text in variables.items() if not find_environment_value_problem(text)}
         else:
             _check_variables(variables, "parameter or output")
-        ours = {
+        own_variables = {
             "LATCHWORK_OUTPUT": str(output),
             "LATCHWORK_TOKEN": str(attempt.token),
             "LATCHWORK_WORKFLOW": spec.head.workflow,
@@ -338,12 +346,13 @@ class AttemptPreparer:
             "LATCHWORK_RUN": str(spec.head.run_id),
             "LATCHWORK_ATTEMPT": str(spec.head.n),
         }
-        env = {**base, **variables, **task_env, **command.env, **ours}
+        env = {**base, **variables, **task_env, **command.env, **own_variables}
         if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first
             env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
         return PreparedAttempt(command, env, folder, output, stdin, user, Mask(known.used))
 
     def _make(self, folder: Path, user: str | None) -> None:
+        """Create the folder of an attempt for the user who runs it. An existing folder is deleted first."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         change_owner(folder, user)

@@ -104,6 +104,14 @@ class AttemptRunner:
         return build_result(attempt, ending, self.worker, self.host, has_log=True)
 
     def _run_attempt(self, attempt: ActiveAttempt, context: TaskContext, log: AttemptLog, folder: Path) -> RunOutcome:
+        """Prepare an attempt, run its process to the end, and return the outcome.
+
+        Args:
+            attempt: The attempt.
+            context: Context of the worker task, which may be asked to stop.
+            log: Log that gets the output of the process.
+            folder: Folder of the attempt.
+        """
         try:
             prepared = self._preparation.prepare(attempt, self._spec(attempt), folder)
         except BadRecord as error:
@@ -158,10 +166,12 @@ class AttemptRunner:
         return ending
 
     def _spec(self, attempt: ActiveAttempt) -> TaskMessage:
+        """Read and decode the message of the master for an attempt."""
         body = self._store.get(self._keys.data_key(attempt.attempt_key)) if attempt.head.has_body else None
         return TaskMessage.from_bytes(attempt.claim.value, None if body is None else body.value)
 
     def _start(self, prepared: PreparedAttempt, attempt: ActiveAttempt) -> Child:
+        """Start the process of an attempt."""
         return Child(
             prepared.command.argv,
             env=prepared.env,
