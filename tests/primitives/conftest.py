@@ -22,6 +22,13 @@ def list_arrivals(store, name="phase"):
     return [entry for entry in store.list(name) if "/arrived-" in entry.key]
 
 
+def list_arrived(store, name="phase"):
+    """The stored arrivals that are not older than the newest opening."""
+    entries = store.list(name)
+    opened = [entry.token for entry in entries if entry.key.endswith("/opening")]
+    return [entry for entry in entries if opened and "/arrived-" in entry.key and entry.token >= opened[0]]
+
+
 @pytest.fixture
 def connect(backend_url):
     """Open another client of the test's root; closed after the test."""

@@ -15,7 +15,7 @@ from latchwork.primitives.barrier import Expected, barrier_state, build_arrivals
 from latchwork.primitives.barrier.phases import BarrierRecord, Opening
 from latchwork.store.steps import Pause, Signal, run
 from latchwork.types import At, Put
-from primitives.conftest import list_arrivals
+from primitives.conftest import list_arrivals, list_arrived
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_a_transaction_arrives_at_the_barriers_that_are_open_and_at_no_other(bar
     barrier("a", 1, name="passed").wait(30.0)
     assert run(build_arrivals(store, names, "b")) == ([], [])
     waiting = in_thread(lambda: barrier("a", 2).wait(60.0))
-    assert eventually(lambda: list_arrivals(store))
+    assert eventually(lambda: list_arrived(store))
     checks, ops = run(build_arrivals(store, names, "b"))
     store.commit(checks, ops)
     assert waiting.outcome() == 0

@@ -10,7 +10,7 @@ from latchwork.errors import SessionLost, Unavailable
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.worker_group import GroupMaster, GroupWorker, find, list_events, submit
 from patience import eventually
-from primitives.conftest import list_arrivals
+from primitives.conftest import list_arrived
 from worker_group.conftest import PATIENCE_S
 
 
@@ -59,7 +59,7 @@ def test_who_was_away_for_longer_than_its_session_is_told_and_comes_back_with_it
     number = a.join(PATIENCE_S).rank
     waiting = in_thread(lambda: a.initialize(PATIENCE_S))
     init = f"default/groups/train/runs/{a.run_id}/barriers/0/init"
-    eventually(lambda: list_arrivals(store, init), PATIENCE_S, "it has arrived")
+    eventually(lambda: list_arrived(store, init), PATIENCE_S, "it has arrived")
     away.cut_off()
     assert a.lost.wait(PATIENCE_S)
     assert not a.is_alive

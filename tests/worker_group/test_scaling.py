@@ -9,12 +9,12 @@ from latchwork.primitives import Barrier
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.worker_group import GroupFull, WorkerRemoved, find
-from primitives.conftest import list_arrivals
+from primitives.conftest import list_arrived
 from worker_group.conftest import Killed, KilledAt, die
 
 
 def arrivals_of(store, one, group="train"):
-    return list_arrivals(store, f"default/groups/{group}/runs/{one.run_id}/barriers/0/default")
+    return list_arrived(store, f"default/groups/{group}/runs/{one.run_id}/barriers/0/default")
 
 
 def test_a_group_that_is_scaled_up_has_the_next_ids(team, worker, store):
@@ -95,7 +95,7 @@ def test_a_barrier_that_was_opened_before_a_scale_down_is_broken_by_who_comes_to
     a, _, _ = team(3)
     opened = in_thread(lambda: a.initialize(None))
     init = f"default/groups/train/runs/{a.run_id}/barriers/0/init"
-    assert eventually(lambda: list_arrivals(store, init))
+    assert eventually(lambda: list_arrived(store, init))
     die(a)  # nobody waits there any more
     with pytest.raises(LatchworkError):
         opened.outcome()
@@ -123,7 +123,7 @@ def test_a_barrier_that_was_broken_by_a_scale_down_lets_who_comes_to_it_then_wai
     a, _, _ = team(3)
     opened = in_thread(lambda: a.initialize(None))
     init = f"default/groups/train/runs/{a.run_id}/barriers/0/init"
-    assert eventually(lambda: list_arrivals(store, init))
+    assert eventually(lambda: list_arrived(store, init))
     die(a)
     with pytest.raises(LatchworkError):
         opened.outcome()
