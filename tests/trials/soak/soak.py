@@ -60,8 +60,12 @@ class Bound:
 #: Keys of what is under way vary; one key left by each turn of the churn would be dozens more.
 KEYS = Bound(0.2, 12)
 #: A group writes a base, and deletes the views before it, after a thousand changes. The owner of the locks of a killed
-#: process stays for ten minutes, in which 75 processes are killed.
-CEILINGS = {"keys @executor/default/group": 1_100, "keys @locks/owners": 100}
+#: process stays for ten minutes, in which 75 processes are killed; so does a persistent lock that it held.
+CEILINGS = {
+    "keys @executor/default/group": 1_100,
+    "keys @locks/locks/soak-victim-N-N-persistent": 100,
+    "keys @locks/owners/N": 100,
+}
 SIZES = {
     "rss": Bound(0.1, 12_000_000),
     "threads": Bound(0.0, 12),
