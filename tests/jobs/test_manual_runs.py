@@ -229,6 +229,26 @@ def test_a_request_of_another_wall_clock_is_valid_for_its_time(memory, ahead_s):
         manual.close()
 
 
+def test_a_node_whose_clock_is_days_ahead_says_once_that_it_ignores_a_request(memory, caplog, eventually):
+    at_s = time.time() - 3 * 86_400.0
+    memory.put("requests/old", RunRequest("old", "report", None, at_s, at_s + 60.0).to_bytes())
+    changes = []
+    manual = ManualRuns(memory, "n1")
+    manual.start(lambda: changes.append(1))
+    try:
+        eventually(lambda: changes)
+        assert manual.find_requests("report", ("a",)) == []
+        before = len(changes)
+        memory.put("requests/other", RunRequest("other", "report", None, at_s, time.time() + 60.0).to_bytes())
+        eventually(lambda: len(changes) > before)
+        assert [each.id for each in manual.find_requests("report", ("a",))] == ["other"]
+    finally:
+        manual.close()
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "this node ignores the request" in warning
+    assert "compare the clocks" in warning
+
+
 class RefusesManualRuns:
     """Fails the writes of manual runs while the test wants it."""
 

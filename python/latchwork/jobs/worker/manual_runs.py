@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from latchwork._base.interrupts import mutex
+from latchwork._base.text import utc_text
 from latchwork.errors import Conflict, LatchworkError
 from latchwork.jobs.cron_progress import CronProgress, HeldItem
 from latchwork.jobs.stored import keys
@@ -91,12 +92,20 @@ class ManualRuns:
     def _update_requests(self, mirror: Mirror, on_change: Callable[[], None]) -> None:
         read = (decode_request(entry.key, entry.value) for entry in mirror.snapshot().values())
         found = {each.id: each for each in read if each is not None}
-        now = self._store.clock.now()
+        now, wall_s = self._store.clock.now(), time.time()
         with self._mutex:
             seen = self._requests
             self._requests = {name: (each, seen[name][1] if name in seen else now) for name, each in found.items()}
             self._progress = {name: each for name, each in self._progress.items() if name in found}
             self._items = {name: each for name, each in self._items.items() if name in found}
+        for name, each in found.items():
+            if name not in seen and each.is_outdated(wall_s):
+                log.warning(
+                    "job %s: this node ignores the request of %s to run it, because by its clock the request expired "
+                    "more than a day ago; compare the clocks of both machines",
+                    each.job,
+                    utc_text(each.at_s),
+                )
         on_change()
 
     def find_requests(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
