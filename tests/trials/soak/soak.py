@@ -61,10 +61,12 @@ class Bound:
 KEYS = Bound(0.2, 12)
 #: A group writes a base, and deletes the views before it, after a thousand changes. The owner of the locks of a killed
 #: process stays for ten minutes, in which 75 processes are killed; so does a persistent lock that it held.
+#: PostgreSQL keeps the ID of a killed process as a writer for a day.
 CEILINGS = {
     "keys @executor/default/group": 1_100,
     "keys @locks/locks/soak-victim-N-N-persistent": 100,
     "keys @locks/owners/N": 100,
+    "keys @w/N": 250,
 }
 SIZES = {
     "rss": Bound(0.1, 12_000_000),
