@@ -260,7 +260,7 @@ class RawPostgres:
         """Sessions and writers; the counters are kept for ever."""
         sessions = self._rows("select id from latchwork.sessions where root = {root}")
         writers = self._rows("select id from latchwork.writers where root = {root}")
-        return sorted([f"@s/{name}" for (name,) in sessions] + [f"@w/{number}" for (number,) in writers])
+        return sorted([f"@s/{name}" for (name,) in sessions] + [f"@writers/{number}" for (number,) in writers])
 
     def revoke(self, secret: list[Any]) -> None:
         """As an operator could."""

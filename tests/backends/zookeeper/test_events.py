@@ -1,6 +1,6 @@
-"""Events that arrive together are one read: what one transaction changed is told together, and costs one request.
+"""Events that arrive together are one read: what one transaction changed is reported together, and costs one request.
 
-Events that arrive while a read is in flight are read at once. The states are told in the order of the events.
+Events that arrive while a read is in flight are read at once. The states are reported in the order of the events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def far(connect, delayed):
 
 
 @pytest.fixture
-def told(far):
+def batches(far):
     """The reports of a watch of ``in``."""
     reports: Queue = Queue()
     watch = far.watch("in", reports.put)
@@ -43,7 +43,7 @@ def told(far):
 
 
 @pytest.fixture
-def reads(far, told, monkeypatch):
+def reads(far, batches, monkeypatch):
     """The requests that the backend sends. It learns of no events of the server."""
     asked, call = [], far._main.call
     monkeypatch.setattr(far._main, "call", lambda *args: asked.append(args) or call(*args))
@@ -69,17 +69,17 @@ def changes(report):
     return {change.key: change.entry and change.entry.value for change in report.changes}
 
 
-def test_events_that_arrive_together_are_one_read(other, told, reads, notify):
+def test_events_that_arrive_together_are_one_read(other, batches, reads, notify):
     keys = [f"in/k{number}" for number in range(5)]
     other.commit([], [Put(key, b"v") for key in keys]).result(WAIT_S)
     assert reads == []
     notify(*keys)
-    assert changes(told.get(timeout=WAIT_S)) == dict.fromkeys(keys, b"v")
+    assert changes(batches.get(timeout=WAIT_S)) == dict.fromkeys(keys, b"v")
     assert len(reads) == 1
 
 
 def test_an_event_that_arrives_during_a_read_is_read_without_waiting_for_its_answer(
-    other, delayed, told, reads, notify
+    other, delayed, batches, reads, notify
 ):
     other.commit([], [Put("in/a", b"1"), Put("in/b", b"1")]).result(WAIT_S)
     delayed.hold("answers")
@@ -87,11 +87,11 @@ def test_an_event_that_arrives_during_a_read_is_read_without_waiting_for_its_ans
     notify("in/b")
     assert len(reads) == 2
     delayed.release()
-    assert changes(told.get(timeout=WAIT_S)) == {"in/a": b"1"}
-    assert changes(told.get(timeout=WAIT_S)) == {"in/b": b"1"}
+    assert changes(batches.get(timeout=WAIT_S)) == {"in/a": b"1"}
+    assert changes(batches.get(timeout=WAIT_S)) == {"in/b": b"1"}
 
 
-def test_events_of_a_flood_share_reads(other, delayed, told, reads, notify):
+def test_events_of_a_flood_share_reads(other, delayed, batches, reads, notify):
     keys = [f"in/k{number:02}" for number in range(50)]
     other.commit([], [Put(key, b"v") for key in keys]).result(WAIT_S)
     delayed.hold("answers")
@@ -100,12 +100,12 @@ def test_events_of_a_flood_share_reads(other, delayed, told, reads, notify):
     delayed.release()
     found = {}
     while len(found) < len(keys):
-        found |= changes(told.get(timeout=WAIT_S))
+        found |= changes(batches.get(timeout=WAIT_S))
     assert len(reads) < 10
 
 
 def test_a_key_with_children_never_moves_back_to_the_state_of_a_later_read(
-    other, delayed, told, reads, notify, wait_until
+    other, delayed, batches, reads, notify, wait_until
 ):
     other.commit([], [Put("in/key", b"1"), Put("in/key/child", b"")]).result(WAIT_S)
     delayed.hold("answers")
@@ -122,14 +122,14 @@ def test_a_key_with_children_never_moves_back_to_the_state_of_a_later_read(
     notify("in/last")
     states = []
     while True:
-        found = changes(told.get(timeout=WAIT_S))
+        found = changes(batches.get(timeout=WAIT_S))
         states += [found["in/key"]] if "in/key" in found else []
         if "in/last" in found:
             break
     assert states == [b"2"]
 
 
-def test_a_state_is_reported_as_current_after_the_changes_before_it(other, far, delayed, told, reads, notify):
+def test_a_state_is_reported_as_current_after_the_changes_before_it(other, far, delayed, batches, reads, notify):
     far._hub._watches["in"][0].heartbeats = True
     other.commit([], [Put("in/a", b"1"), Put("in/b", b"1")]).result(WAIT_S)
     delayed.hold("answers")
@@ -137,9 +137,9 @@ def test_a_state_is_reported_as_current_after_the_changes_before_it(other, far, 
     far._hub._on_confirmation(1.0, True)
     notify("in/b")
     delayed.release()
-    assert changes(told.get(timeout=WAIT_S)) == {"in/a": b"1"}
-    assert told.get(timeout=WAIT_S) == Current(1.0)
-    assert changes(told.get(timeout=WAIT_S)) == {"in/b": b"1"}
+    assert changes(batches.get(timeout=WAIT_S)) == {"in/a": b"1"}
+    assert batches.get(timeout=WAIT_S) == Current(1.0)
+    assert changes(batches.get(timeout=WAIT_S)) == {"in/b": b"1"}
 
 
 def test_a_read_of_several_requests_that_outlives_its_connection_reports_nothing(backend, other, monkeypatch):

@@ -66,7 +66,7 @@ CEILINGS = {
     "keys @executor/default/group": 1_100,
     "keys @locks/locks/soak-victim-N-N-persistent": 100,
     "keys @locks/owners/N": 100,
-    "keys @w/N": 250,
+    "keys @writers/N": 250,
 }
 SIZES = {
     "rss": Bound(0.1, 12_000_000),

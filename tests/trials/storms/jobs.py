@@ -19,7 +19,7 @@ ROOT = "chaos"
 BOUND_S = max(SESSION_TTL_S, LOCK_TTL_S) + 5.0
 #: Prefixes of what stays in the store after all nodes have closed.
 #: PostgreSQL keeps the writer of a killed store for a day; on other servers it ends with the store's session.
-WRITERS = {"postgresql": ("@w/",)}
+WRITERS = {"postgresql": ("@writers/",)}
 STAYS = ("results/", "@jobs/fired/", "@jobs/settings/", "@jobs/outcomes/", *KEPT)
 
 
