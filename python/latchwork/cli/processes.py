@@ -370,8 +370,8 @@ def _run_items(words: Sequence[str], context: JobContext) -> None:
         except ChildFailed as error:
             failed[item] = str(error)
     if failed:
-        told = "; ".join(f"{item}: {why}" for item, why in failed.items())
-        raise CommandFailed(f"{len(failed)} of {len(context.items)} items failed: {told}")
+        reasons = "; ".join(f"{item}: {why}" for item, why in failed.items())
+        raise CommandFailed(f"{len(failed)} of {len(context.items)} items failed: {reasons}")
 
 
 def _run_item(words: Sequence[str], item: str, context: JobContext) -> int:

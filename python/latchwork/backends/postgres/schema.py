@@ -6,8 +6,8 @@
     changes     what was written last, in the order of the tokens: for watches, and to find out about lost answers
     sessions    their deadlines by the server's clock. No index on the deadline: a renewal then updates no index
     writers     one row for each open store that writes, with the timeline of the server. Without it, or on a server of
-                another timeline, nothing of that store is written any more. That of a killed process stays for a day,
-                until another store begins to write
+                another timeline, nothing of that store is written any more. The row of a killed process is deleted
+                by the first store that begins to write a day later
     counters    one per parent of sequential keys, never removed
     tokens      the sequence of all tokens
 

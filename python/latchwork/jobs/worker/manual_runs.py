@@ -101,7 +101,7 @@ class ManualRuns:
         for name, each in found.items():
             if name not in seen and each.is_outdated(wall_s):
                 log.warning(
-                    "job %s: this node ignores the request of %s to run it, because by its clock the request expired "
+                    "job %s: this node ignores the request of %s to run it, because by this node's clock it expired "
                     "more than a day ago; compare the clocks of both machines",
                     each.job,
                     utc_text(each.at_s),

@@ -136,6 +136,7 @@ class ArrivalWatcher:
         if self.has_ended:
             return True
         opening = self.snapshot.opening
+        # Counting all arrivals first is cheap, and mostly enough to tell that members are missing.
         return is_complete(opening, self._arrived_at) and is_complete(opening, self.arrived)
 
     @property
@@ -422,7 +423,7 @@ class BarrierMember:
                 raise
             return None
         if refused is not None and not any(each in refused.failed for each in ours[:2]):
-            return None  # perhaps no member has opened the phase; otherwise the watch shows for whom we wait
+            return None  # perhaps no member has opened the phase; otherwise the watch shows its expected members
         took_s = self._store.clock.now() - began
         return _Arrival(opening.phase, snapshot.with_written_entries(written), written[-1], follows, took_s)
 
@@ -440,7 +441,8 @@ class BarrierMember:
 
         Args:
             arrival: The arrival of this member.
-            seen: Collects what the watch shows. If another member has just opened the phase, the watch shows for whom.
+            seen: Collects what the watch shows. If another member has just opened the phase, this includes the expected
+                members.
             checks: Further preconditions of the transaction.
             waiter: The waiting call.
             deadline: End of the wait.

@@ -202,7 +202,7 @@ class Queue(Closable):
 
     @blocking
     async def claims(self) -> dict[str, Ticket]:
-        """Return who has claimed items: the ticket of the client by the ID of the item, sorted."""
+        """Return the tickets of the clients that have claimed items, by item ID, sorted."""
         found = await coroutine_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
         return {path.rpartition("/")[2]: ticket for path, ticket in found.items()}
 
